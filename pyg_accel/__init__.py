@@ -39,34 +39,21 @@ __version__ = "0.1.0"
 ask_for_large_pages()
 
 _ROOMS = {"backends", "distributed", "errors", "layers", "ops", "rewrite", "testing", "transforms"}
-_HOME = {
-    "BackendNotSupported": "pyg_accel.errors",
-    "CBSR": "pyg_accel.cbsr",
-    "ExtensionNotBuilt": "pyg_accel.errors",
-    "Graph": "pyg_accel.graph",
-    "MaxK": "pyg_accel.layers",
-    "MaxKGCNConv": "pyg_accel.layers",
-    "MaxKGINConv": "pyg_accel.layers",
-    "MaxKSAGEConv": "pyg_accel.layers",
-    "calibrate_sampling": "pyg_accel.patching",
-    "distribute": "pyg_accel.distributed",
-    "explain": "pyg_accel.rewrite",
-    "graphed": "pyg_accel.cuda_graphs",
-    "graphed_step": "pyg_accel.cuda_graphs",
-    "optimize": "pyg_accel.rewrite",
-    "plan": "pyg_accel.rewrite",
-    "patch": "pyg_accel.patching",
-    "patched": "pyg_accel.patching",
-    "register_backend": "pyg_accel.backends",
-    "reorder": "pyg_accel.reordering",
-    "report": "pyg_accel.patching",
-    "reset_report": "pyg_accel.patching",
-    "sampled": "pyg_accel.patching",
-    "sampling_rates": "pyg_accel.ops",
-    "to_maxk": "pyg_accel.layers",
-    "unpatch": "pyg_accel.patching",
-    "use_backend": "pyg_accel.backends",
-}
+_EXPORTS = {
+    "backends": ("register_backend", "use_backend"),
+    "cbsr": ("CBSR",),
+    "cuda_graphs": ("graphed", "graphed_step"),
+    "distributed": ("distribute",),
+    "errors": ("BackendNotSupported", "ExtensionNotBuilt"),
+    "graph": ("Graph",),
+    "layers": ("MaxK", "MaxKGCNConv", "MaxKGINConv", "MaxKSAGEConv", "to_maxk"),
+    "ops": ("sampling_rates",),
+    "patching": ("calibrate_sampling", "patch", "patched", "report", "reset_report", "sampled",
+                 "unpatch"),
+    "reordering": ("reorder",),
+    "rewrite": ("explain", "optimize", "plan"),
+}  # fmt: skip
+_HOME = {name: f"pyg_accel.{room}" for room, names in _EXPORTS.items() for name in names}
 
 __all__ = [
     "CBSR",

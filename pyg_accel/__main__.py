@@ -17,7 +17,7 @@ import pyg_accel
 
 __all__ = ["main"]
 
-# Modules, and the distributions that may bring them.
+# Modules, and the distributions that may contain them.
 PACKAGES = {
     "torch": ("torch",),
     "torch_geometric": ("torch-geometric",),
@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def doctor() -> int:
-    """Print what is installed and what works; 0 if a backend faster than the reference does."""
+    """Print what is installed and works; return 0 if a backend faster than the reference does."""
     import torch
 
     from pyg_accel.doctor import examine
@@ -107,7 +107,7 @@ def doctor() -> int:
 
 
 def _tuning(gpus: int) -> list[str]:
-    """Where call costs and launch parameters of each kind of device come from."""
+    """Return the origin of call costs and launch parameters for each kind of device."""
     import torch
 
     from pyg_accel.tuned import device_of_kind, tuned, tuning_file
@@ -116,15 +116,15 @@ def _tuning(gpus: int) -> list[str]:
     for kind in ("cpu", "cuda") if gpus else ("cpu",):
         device = device_of_kind(kind, torch.get_num_threads())
         try:
-            found = tuned(device)
+            parameters = tuned(device)
         except ValueError as error:
             lines.append(f"{device}: {error}")
             continue
-        measured = found.get("measured")
+        measured = parameters.get("measured")
         day = measured.get("date") if isinstance(measured, dict) else "an unknown day"
         lines.append(
             f"{device}: measured on {day} ({tuning_file()})"
-            if found
+            if parameters
             else f"{device}: the numbers of the package (yours: {command} --device {kind})"
         )
     return lines
@@ -133,15 +133,15 @@ def _tuning(gpus: int) -> list[str]:
 def _version(module: str, distributions: Sequence[str]) -> str:
     for name in distributions:
         try:
-            found = version(name)
+            installed = version(name)
         except PackageNotFoundError:
             continue
-        return found if name == distributions[0] else f"{found} ({name})"
+        return installed if name == distributions[0] else f"{installed} ({name})"
     return "found, version unknown" if find_spec(module) else "not installed"
 
 
 def run_script(target: str, args: Sequence[str], *, module: bool = False) -> int:
-    """Run a script or a module as ``__main__`` under ``patch()``, and print the report in any case.
+    """Run a script or a module as ``__main__`` under ``patch()``, and always print the report.
 
     Raises:
         BaseException: what the script raises, printed as ``python script.py`` prints it.
@@ -168,8 +168,8 @@ def run_script(target: str, args: Sequence[str], *, module: bool = False) -> int
 def _print_frames_of_the_script(
     kind: type[BaseException], error: BaseException, frames: TracebackType | None
 ) -> None:
-    own = (__file__, runpy.__file__, "<frozen ")  # frozen: runpy and the import system
-    while frames and frames.tb_frame.f_code.co_filename.startswith(own):
+    outer = (__file__, runpy.__file__, "<frozen ")  # frozen: runpy and the import system
+    while frames and frames.tb_frame.f_code.co_filename.startswith(outer):
         frames = frames.tb_next
     sys.__excepthook__(kind, error.with_traceback(frames), frames)
 
@@ -185,22 +185,22 @@ def explain_model(target: str, inputs: str, *, train: bool, format: str) -> int:
         return 2
     sys.argv = [script]  # a script that parses its arguments takes its defaults
     sys.path.insert(0, str(Path(script).resolve().parent))
-    known = runpy.run_path(script, run_name="pyg_accel_explain")
+    values = runpy.run_path(script, run_name="pyg_accel_explain")
     try:
-        found = [_value_of(known, path.strip(), script) for path in (name, *inputs.split(","))]
-        pyg_accel.explain(*found, train=train, format=format)
+        arguments = [_value_of(values, path.strip(), script) for path in (name, *inputs.split(","))]
+        pyg_accel.explain(*arguments, train=train, format=format)
     except ValueError as error:
         print(f"python -m pyg_accel explain: {error} (--inputs {inputs})", file=sys.stderr)
         return 2
     return 0
 
 
-def _value_of(known: dict[str, Any], path: str, script: str) -> Any:
-    """What a script calls ``path``, which may name an attribute."""
+def _value_of(values: dict[str, Any], path: str, script: str) -> Any:
+    """Return a global of a script, or an attribute of one, by its name."""
     first, *rest = path.split(".")
-    if first not in known:
+    if first not in values:
         raise ValueError(f"{script} has no '{first}' outside of its functions")
-    value = known[first]
+    value = values[first]
     for part in rest:
         if not hasattr(value, part):
             raise ValueError(f"'{path}': a {type(value).__name__} has no '{part}'")
@@ -209,7 +209,7 @@ def _value_of(known: dict[str, Any], path: str, script: str) -> Any:
 
 
 def run_bench(device: str, suite: str, args: Sequence[str]) -> int:
-    """Run a suite of the checkout's ``benchmarks`` folder; other arguments are passed on to it."""
+    """Run a suite in the ``benchmarks`` folder of a checkout, and pass it other arguments."""
     name = f"benchmarks.{suite}.{'gpu' if device == 'cuda' else 'cpu'}"
     name = name.replace("batches.gpu", "epochs.batches")
     if find_spec("benchmarks") is None:
@@ -223,7 +223,7 @@ def run_bench(device: str, suite: str, args: Sequence[str]) -> int:
 
 
 def profile_machine(kind: str, out: Path, minutes: float) -> int:
-    """Measure every primitive, from where an earlier run stopped, and train cost models."""
+    """Measure every primitive, continuing an earlier run, and train cost models."""
     import torch
 
     from pyg_accel.rewrite.cost import Device
@@ -259,7 +259,7 @@ def profile_machine(kind: str, out: Path, minutes: float) -> int:
 
 
 def tune_machine(kind: str | None, out: Path | None) -> int:
-    """Measure call costs and launch parameters, and say what was found and where it is."""
+    """Measure call costs and launch parameters, and print them and the path of the file."""
     import torch
 
     from pyg_accel.tuned import tuning_file
@@ -268,14 +268,14 @@ def tune_machine(kind: str | None, out: Path | None) -> int:
     kind = kind or ("cuda" if torch.cuda.is_available() else "cpu")
     path = out or tuning_file()
     try:
-        found = tune(kind, path)
+        tuning = tune(kind, path)
     except (ValueError, OSError) as error:
         print(f"python -m pyg_accel tune: {error}", file=sys.stderr)
         return 2
-    print(found["measured"]["device"])
-    for name, value in found["size"].items():
+    print(tuning["measured"]["device"])
+    for name, value in tuning["size"].items():
         print(f"  {name:16} {value:>10,}")
-    for name, entry in found.get("launch", {}).items():
+    for name, entry in tuning.get("launch", {}).items():
         print(f"  {name:16} " + "  ".join(f"{k} {v}" for k, v in entry.items()))
     print(f"Written to {path}", end="")
     print("" if path == tuning_file() else f"; to use it: export PYG_ACCEL_TUNING={path.resolve()}")

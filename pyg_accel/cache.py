@@ -1,4 +1,4 @@
-"""Whether a tensor is the same as before: its memory, its part of it, and its version."""
+"""Identity of tensors: is a tensor the same as before, and was it changed in place?"""
 
 import weakref
 from collections.abc import Hashable, Iterable, Sequence
@@ -21,10 +21,10 @@ _PLAIN, _STRIDED = (Tensor, Parameter), torch.strided
 
 
 class Bounded(dict[K, T]):
-    """A dictionary that is emptied when it is full, of what can be found again.
+    """A dictionary that is cleared when it is full: a cache of values that can be computed again.
 
     Args:
-        most: how many entries there may be.
+        most: the largest number of entries.
     """
 
     def __init__(self, most: int) -> None:
@@ -42,16 +42,16 @@ def version_of(tensor: Tensor) -> int:
     return -1 if tensor.is_inference() else tensor._version
 
 
-# Memory of tensors that were trained, as far as that was seen.
+# Storages of tensors that were seen to be trained.
 _trained: "weakref.WeakSet[torch.UntypedStorage]" = weakref.WeakSet()
 
 
 def changes_unseen(tensor: Tensor) -> bool:
-    """Return whether the version of a tensor may not tell that its numbers changed.
+    """Return whether a tensor may change without a new version.
 
-    So it is in inference mode, and for parameters: fused optimizers do not count what they write,
-    nor does what writes through ``Tensor.data``. What shares memory with a tensor that was trained
-    is trained again one day, so this holds from then on.
+    That is so in inference mode, and for parameters: fused optimizers and writes through
+    ``Tensor.data`` do not update the version. It also holds for tensors that share memory with one
+    that was trained before, as it may be trained again.
     """
     if tensor.is_inference():
         return True
@@ -66,9 +66,9 @@ def changes_unseen(tensor: Tensor) -> bool:
 
 
 def memory_of(tensor: Tensor) -> int:
-    """Return what tensors that share memory have in common; others may have a number of their own.
+    """Return a number that is the same for tensors that share memory.
 
-    Tensors of a class of their own, and sparse ones, are known by identity.
+    For tensor subclasses and sparse tensors, it is their ``id()``.
     """
     if type(tensor) not in _PLAIN or tensor.layout is not _STRIDED:
         return id(tensor)
@@ -93,19 +93,19 @@ def saved_tensors_are_hooked() -> bool:
 
 
 class TensorRef:
-    """A tensor as it is now, without keeping it alive.
+    """Recognises a tensor in its present version, without keeping it alive.
 
-    A weak reference to its storage and the part of it that the tensor is: of tensors with weak
-    references ``torch.utils.swap_tensors`` changes none.
+    It refers weakly to the storage, as ``torch.utils.swap_tensors`` refuses tensors with weak
+    references.
 
     Args:
-        tensor: to remember.
+        tensor: the tensor.
     """
 
     __slots__ = ("_part", "_storage", "_version")
 
     def __init__(self, tensor: Tensor) -> None:
-        """Look at the tensor."""
+        """Take the identity and version of the tensor."""
         strided = tensor.layout is _STRIDED  # others have no storage
         self._storage = weakref.ref(tensor.untyped_storage() if strided else tensor)
         self._part: Hashable = None
@@ -125,18 +125,18 @@ class TensorRef:
 
 
 class Snapshot:
-    """Tensors as they are now, without keeping them alive.
+    """Recognises tensors in their present versions, without keeping them alive.
 
     Args:
-        tensors: to remember.
+        tensors: the tensors.
     """
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
-        """Look at the tensors."""
-        self._seen = [*map(TensorRef, tensors)]
+        """Take the identities and versions of the tensors."""
+        self._refs = [*map(TensorRef, tensors)]
 
     def fits(self, tensors: Sequence[Tensor]) -> bool:
         """Return whether these are the same tensors, not changed in place since."""
-        if len(tensors) != len(self._seen):
+        if len(tensors) != len(self._refs):
             return False
-        return all(map(TensorRef.fits, self._seen, tensors))
+        return all(map(TensorRef.fits, self._refs, tensors))

@@ -1,4 +1,4 @@
-"""What ran, how often, how long, and why PyG's own path was taken."""
+"""The report: how often and how long each kind of call ran, and why it took PyG's own path."""
 
 import sys
 import threading
@@ -26,10 +26,11 @@ class Row:
             ``torch`` for rewritten layers without a kernel of a backend.
         reason: why PyG's own path was taken.
         calls: number of forward calls, or of batches.
-        seconds: time spent in them; of a loader, that its batches were waited for. It is not
-            measured of calls that PyG computed for their size, which may take less time than it
-            takes to look at a clock.
-        is_forward: these are forward calls; batches that are sampled, collated or loaded are not.
+        seconds: time spent in them; for a loader, the time that its batches were waited for. It is
+            not measured for calls that PyG computed because they are small: reading a clock could
+            take longer than the call.
+        is_forward: whether these are forward calls, not batches that are sampled, collated or
+            loaded.
     """
 
     layer: str
@@ -45,16 +46,16 @@ class Row:
         return self.layer, self.formula, self.backend, self.reason
 
     def add(self, seconds: float) -> None:
-        """Count one call; valid on a row kept from before :func:`reset_report` too."""
+        """Count one call; also valid on a row from before :func:`reset_report`."""
         if _counted.get():
-            # To append is safe without the lock, which small calls would feel.
+            # append() is safe without the lock, whose cost shows in small calls.
             self._times.append(seconds)
             if not self.calls or len(self._times) >= _MOST_TIMES:
                 with _lock:
                     self._count()
 
     def _count(self) -> None:
-        """Count the calls whose times were noted, for the row that the report shows."""
+        """Add the noted times to the row that the report shows."""
         times = self._times[:]
         row = _rows.setdefault(self._key(), self)
         row.calls += len(times)
@@ -67,8 +68,8 @@ class Report:
     """A snapshot of :func:`report`; ``print`` shows it as a table.
 
     Attributes:
-        rows: one a kind of call.
-        small_pages: why large CPU tensors lie on small pages (:mod:`pyg_accel.large_pages`).
+        rows: one per kind of call.
+        small_pages: why large CPU tensors are in small pages (:mod:`pyg_accel.large_pages`).
     """
 
     rows: list[Row] = field(default_factory=list)
@@ -102,9 +103,9 @@ class Report:
 
 _lock = threading.Lock()
 _rows: dict[tuple[str, str, str, str], Row] = {}
-# Reasons and formulas may name numbers that vary. From so many rows on, new kinds share a row.
+# Reasons and formulas may have numbers that vary. After this many rows, new kinds share a row.
 _MOST_ROWS = 500
-_MOST_TIMES = 100  # that are noted of a row before they are summed
+_MOST_TIMES = 100  # times of a row that are noted before they are summed
 _OTHERS = "others: the report is full"
 _counted: ContextVar[bool] = ContextVar("pyg_accel_counted", default=True)
 
@@ -116,7 +117,7 @@ def record(layer: str, formula: str, backend: str, reason: str, seconds: float) 
 
 
 def record_batch(maker: str, what: str, where: str, reason: str, seconds: float) -> None:
-    """Count one batch, in the row of what makes such batches."""
+    """Count one batch, in the row of the class that makes it."""
     if _counted.get():
         row = row_of(maker, what, where, reason)
         row.is_forward = False
@@ -137,7 +138,7 @@ def row_of(layer: str, formula: str, backend: str, reason: str) -> Row:
 
 @contextmanager
 def uncounted() -> Iterator[None]:
-    """Leave calls inside the block out of the report: those that are no user's."""
+    """Do not count calls in the block: calls that users have not made."""
     token = _counted.set(False)
     try:
         yield
@@ -146,7 +147,7 @@ def uncounted() -> Iterator[None]:
 
 
 def report(file: TextIO | None = None) -> Report:
-    """Print, for every layer class seen under ``patch()``, what ran or why PyG's own path did.
+    """Print, for every layer class called under ``patch()``, what ran, or why PyG's own path did.
 
     Args:
         file: where to print; standard output by default.

@@ -27,10 +27,9 @@ def index_dtype(width: int) -> torch.dtype:
 class CBSR(NamedTuple):
     """Compressed balanced sparse rows (MaxK-GNN paper, section 3.2): k entries in each row.
 
-    The columns of a row ascend and are distinct. The first operator that takes a CBSR from
-    elsewhere checks it, in one pass, and raises ValueError; those of ``ops.maxk`` need no check.
-    Entries may be zero. uint16 has few operators in torch: take ``indices.long()`` to compute with
-    it.
+    The columns of a row ascend and are distinct. The first operator on a CBSR checks this in one
+    pass, and raises ValueError; results of ``ops.maxk`` need no check. Entries may be zero. torch
+    has few operators for uint16: use ``indices.long()`` to compute with it.
 
     Attributes:
         values: [N, k], floating point.
@@ -44,17 +43,17 @@ class CBSR(NamedTuple):
 
     @property
     def k(self) -> int:
-        """Entries of each row."""
+        """Entries per row."""
         return self.values.size(1)
 
     def dense(self) -> Tensor:
-        """Return the matrix [N, F], zero where nothing is stored; differentiable.
+        """Return the matrix [N, F], with zeros where nothing is stored; differentiable.
 
         Raises:
-            ValueError: if this is no CBSR matrix.
+            ValueError: if this is not a valid CBSR matrix.
         """
         check_cbsr(self)
-        if not torch.compiler.is_compiling():  # compiled code checks what it scatters by itself
+        if not torch.compiler.is_compiling():  # compiled code checks indices of scatter() itself
             check_columns(self.indices, self.width)
         return scattered(self)
 
@@ -64,11 +63,11 @@ class CBSR(NamedTuple):
 
         Args:
             dense: [N, F], floating point. Gradients flow to the entries that are stored.
-            k: entries of each row; by default as many as the fullest row has (at least 1).
+            k: entries per row; by default as many as the fullest row has (at least 1).
 
         Raises:
-            ValueError: for a malformed matrix, or a row with more than k nonzero entries (to keep
-                the largest ones is what ``ops.maxk`` does).
+            ValueError: for a malformed matrix, or a row with more than k nonzero entries
+                (``ops.maxk`` keeps the largest ones).
         """
         if not isinstance(dense, Tensor) or dense.dim() != 2 or not dense.is_floating_point():
             raise ValueError("expected 'dense' to be a floating-point tensor [N, F]")
@@ -91,7 +90,7 @@ class CBSR(NamedTuple):
 
 
 def check_cbsr(cbsr: object) -> None:
-    """Raise ValueError for what is no CBSR matrix, by its shapes and dtypes."""
+    """Raise ValueError unless shapes and dtypes are those of a CBSR matrix."""
     if not isinstance(cbsr, CBSR):
         raise ValueError(f"expected 'cbsr' to be a CBSR matrix (got {type(cbsr).__name__})")
     values, indices, width = cbsr
@@ -107,7 +106,7 @@ def check_cbsr(cbsr: object) -> None:
     if not isinstance(width, torch.SymInt):
         whole("width", width, 0)
     if not min(1, width) <= values.size(1) <= width:
-        raise ValueError(f"expected between 1 and {width} entries a row (got {values.size(1)})")
+        raise ValueError(f"expected between 1 and {width} entries per row (got {values.size(1)})")
     if indices.dtype != index_dtype(width):
         raise ValueError(f"expected indices in {index_dtype(width)} (got {indices.dtype})")
     if indices.device != values.device:
@@ -117,11 +116,11 @@ def check_cbsr(cbsr: object) -> None:
 def check_columns(indices: Tensor, width: int) -> None:
     """Raise ValueError unless columns ascend within each row and are below ``width``.
 
-    Columns that were found right are remembered with their tensor, until it changes.
+    Valid columns are noted with their tensor, until it changes.
     """
     if find((indices,), ("valid", width), lasting=True):
         return
-    # torch compares no uint16 on a GPU.
+    # torch cannot compare uint16 on a GPU.
     columns = indices.int() if indices.dtype == torch.uint16 else indices
     ascends = (columns[:, 1:] > columns[:, :-1]).all()
     inside = (columns[:, -1:].int() < width).all()
@@ -131,13 +130,13 @@ def check_columns(indices: Tensor, width: int) -> None:
 
 
 def trust(indices: Tensor, width: int) -> Tensor:
-    """Remember that columns are right, and return them."""
+    """Note that columns are valid, and return them."""
     if type(indices) is Tensor and not torch.compiler.is_compiling():
         keep((indices,), ("valid", width), True, lasting=True)
     return indices
 
 
 def scattered(cbsr: CBSR) -> Tensor:
-    """Return the dense matrix of a CBSR that is known to be right."""
+    """Return the dense matrix of a valid CBSR."""
     values, indices, width = cbsr
     return values.new_zeros(values.size(0), width).scatter(1, indices.long(), values)

@@ -1,4 +1,4 @@
-"""Checks of what users pass: whole numbers, and conditions on what tensors hold."""
+"""Checks of arguments of users: whole numbers, and conditions on values of tensors."""
 
 from collections.abc import Mapping
 from numbers import Integral
@@ -12,7 +12,7 @@ __all__ = ["check_arguments", "require", "shown", "whole"]
 
 
 def whole(name: str, value: object, least: int = 1) -> int:
-    """Return a whole number; a truth value is none.
+    """Return a whole number; a bool is not one.
 
     Raises:
         ValueError: for anything else, less than ``least`` or of more than 64 bits.
@@ -26,16 +26,16 @@ def whole(name: str, value: object, least: int = 1) -> int:
 
 
 def shown(value: object) -> str:
-    """Return what an error message says of a value: the shape of a tensor, or its type."""
+    """Return a value for an error message: the shape of a tensor, or its type."""
     return str(list(value.shape)) if isinstance(value, Tensor) else type(value).__name__
 
 
 def check_arguments(arguments: Mapping[str, object]) -> None:
-    """Refuse arguments of a model, by name, that are no tensors where these are meant.
+    """Refuse arguments of a model, by name, that should be tensors.
 
     Raises:
-        TypeError: for an array of numpy, and for a list of two lists in the place of a graph.
-        ValueError: for features in the place of a graph.
+        TypeError: for an array of numpy, and for a list of two lists in place of an edge_index.
+        ValueError: for features in place of an edge_index.
     """
     for name, value in arguments.items():
         _check_argument(name, value)
@@ -64,25 +64,24 @@ def _holds_numbers(row: object) -> bool:
 
 
 def require(condition: Tensor, message: str) -> None:
-    """Demand that a condition on what tensors hold is true.
+    """Require that a condition on values of tensors is true.
 
-    This waits for a device. Where that is impossible (compiled code, fake tensors, a CUDA graph
-    that is being recorded), the device itself asserts the condition.
+    This waits for the device. Where that is impossible (compiled code, fake tensors, a CUDA graph
+    that is being captured), the device asserts the condition.
 
     Args:
-        condition: bool, of one element.
+        condition: bool, with one element.
         message: of the error.
 
     Raises:
-        ValueError: where the condition is false.
+        ValueError: if the condition is false.
     """
     if torch.compiler.is_compiling():
         torch._assert_async(condition, message)
         return
-    while torch._C._functorch.is_functorch_wrapped_tensor(condition):  # of each item of a batch
+    while torch._C._functorch.is_functorch_wrapped_tensor(condition):  # under vmap
         condition = torch._C._functorch.get_unwrapped(condition).all()
-    recorded = is_captured(condition)
-    if recorded or type(condition) is not Tensor:
+    if is_captured(condition) or type(condition) is not Tensor:
         torch._assert_async(condition, message)
     elif not bool(condition):
         raise ValueError(message)

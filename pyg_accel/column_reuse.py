@@ -1,7 +1,8 @@
-"""How much the rows of a graph share: what decides whether tiles pay, and which entries they take.
+"""Measures how many columns the rows of a graph share, which decides whether tiles pay.
 
-A row of the features that is fetched for a window serves all entries of a column in it. Columns of
-one entry gain nothing, so a graph is described by its columns of at least so many entries.
+A kernel with tiles takes rows in windows. It fetches a row of the features once per window, for all
+entries of the window in that column. Columns with one entry gain nothing, so a graph is described
+by the share of entries in columns with at least 1, 2 or 3 entries.
 """
 
 from typing import NamedTuple
@@ -19,23 +20,22 @@ __all__ = [
     "kind_of",
     "per_column",
     "reuse_of",
-    "typical_column_reuse",
 ]
 
-# Windows that kernels are written for, and the fewest entries of a column that is worth a tile.
+# Rows per window that kernels have, and the fewest entries of a column to put it into a tile.
 HEIGHTS = (16, 32, 64)
 LEAST = (1, 2, 3)
 _SAMPLED_WINDOWS, _SAMPLED_ENTRIES = 256, 2**22
 
 
 class Shared(NamedTuple):
-    """The columns with many entries in a window.
+    """The columns with at least ``least`` entries in a window.
 
     Attributes:
-        window: rows of a window.
-        least: entries of a column that counts.
-        entries: of those columns, as a part of all entries of the graph.
-        columns: of those, an entry of the graph.
+        window: rows per window.
+        least: the fewest entries of a column.
+        entries: the share of all entries of the graph that is in such columns.
+        columns: the number of such columns per entry of the graph.
     """
 
     window: int
@@ -45,7 +45,7 @@ class Shared(NamedTuple):
 
 
 def per_column(sharing: tuple[Shared, ...]) -> tuple[float, ...]:
-    """Return the entries that share a column, on average of all columns, by height of the window.
+    """Return the mean number of entries per column, for each height of the window.
 
     Empty for a graph whose columns were not counted.
     """
@@ -56,9 +56,9 @@ _NOTHING = tuple(Shared(h, m, float(m == 1), float(m == 1)) for h in HEIGHTS for
 
 
 def reuse_of(csr: CSR) -> tuple[Shared, ...]:
-    """Return what rows share, for windows of each of :data:`HEIGHTS` and each of :data:`LEAST`.
+    """Return the shared columns for each of :data:`HEIGHTS` and each of :data:`LEAST`.
 
-    Estimated from some of the windows; waits for the device when it is first asked of a graph.
+    They are estimated from some of the windows; the first call for a graph waits for the device.
     """
     facts = facts_of(csr)
     if facts.shared_kind is None:
@@ -67,22 +67,16 @@ def reuse_of(csr: CSR) -> tuple[Shared, ...]:
 
 
 def kind_of(csr: CSR) -> Kind:
-    """Return the kind of a graph that a kernel is about to run on, and count that use.
+    """Return the kind of a graph for a kernel that is about to run, and count the use.
 
-    It tells what rows share (:func:`reuse_of`) of a graph on a GPU that is used again and again.
-    Sampled batches are gone before tiles could pay. While a CUDA graph is captured nothing can be
-    estimated, and what was not known stays unknown. Nor is anything told to those who asked torch
-    for deterministic algorithms: another kernel after a while means other roundings.
+    It includes :func:`reuse_of` for a graph on a GPU that is used repeatedly: sampled batches are
+    freed before tiles could pay. Nothing is measured while a CUDA graph is captured, as the host
+    cannot wait, nor with deterministic algorithms: the kernel would change after some calls, and
+    with it the rounding.
     """
     facts = facts_of(csr)
     facts.uses += 1
     return _known_kind(csr) if csr.col.is_cuda else facts.kind
-
-
-def typical_column_reuse(csr: CSR) -> tuple[Shared, ...]:
-    """Return what :func:`kind_of` would tell on a GPU, and count a use."""
-    facts_of(csr).uses += 1
-    return _known_kind(csr).sharing
 
 
 def _known_kind(csr: CSR) -> Kind:
@@ -115,13 +109,13 @@ def _estimate(csr: CSR) -> tuple[Shared, ...]:
     first = torch.repeat_interleave(csr.rowptr[rows].long() - counts.cumsum(0) + counts, counts)
     col = csr.col[first + torch.arange(row.numel(), device=device)].long()
     least = torch.tensor(LEAST, device=device).unsqueeze(1)
-    found = []
+    shared = []
     for height in HEIGHTS:
-        _, each = torch.unique(row // height * csr.num_cols + col, return_counts=True)
-        counted = each >= least
-        both = torch.stack([(counted * each).sum(1), counted.sum(1)], 1).tolist()
-        found += [
-            Shared(height, at_least, round(of / row.numel(), 3), round(columns / row.numel(), 3))
-            for at_least, (of, columns) in zip(LEAST, both, strict=True)
+        _, counts = torch.unique(row // height * csr.num_cols + col, return_counts=True)
+        large = counts >= least
+        sums = torch.stack([(large * counts).sum(1), large.sum(1)], 1).tolist()
+        shared += [
+            Shared(height, fewest, round(filled / row.numel(), 3), round(columns / row.numel(), 3))
+            for fewest, (filled, columns) in zip(LEAST, sums, strict=True)
         ]
-    return tuple(found)
+    return tuple(shared)

@@ -1,13 +1,13 @@
-"""What is derived of tensors and graphs, stored for as long as they live and stay as they are.
+"""A cache of what is derived from tensors and graphs, as long as these live and do not change.
 
-There is one store. An entry belongs to its owners: tensors, graphs, or other objects. It is
-dropped when one of them dies, and not returned after one was changed in place. Of a tensor the
-store refers weakly to its storage, of which the owner is a part, so views of the same part are the
-same owner, and ``torch.utils.swap_tensors``, which refuses tensors with weak references, works.
-A value must not refer to the memory of all owners, or neither would ever be freed.
+An entry belongs to its owners: tensors, graphs, or other objects. It is dropped when one of them is
+freed, and not returned after one was changed in place. Tensors are identified by a weak reference
+to their storage, and offset, shape and stride in it. So equal views are the same owner, and
+``torch.utils.swap_tensors``, which refuses tensors with weak references, works. A value must not
+refer to the memory of all owners, or neither would ever be freed.
 
-There are no locks: owners die in any thread, whenever garbage is collected, and a process may fork
-while another thread holds a lock.
+There are no locks: owners are freed in any thread, whenever garbage is collected, and a process may
+fork while another thread holds a lock.
 """
 
 from collections import OrderedDict
@@ -31,35 +31,36 @@ _STRIDED = torch.strided
 _Record = dict[_Place, tuple[list[int], Any]]  # versions of the owners, and the value
 
 _records: "dict[ref[Any], _Record]" = {}  # by the first owner
-_recent: "OrderedDict[ref[Any], ref[Any]]" = OrderedDict()  # those that graph_cache limits
-_holders: list[list[Any]] = []
+_recent: "OrderedDict[ref[Any], ref[Any]]" = OrderedDict()  # owners that graph_cache limits
+_collectors: list[list[Any]] = []  # of the blocks of holding()
 
 
 def derived(
     owners: Sequence[Any], key: Hashable, make: Callable[[], T], *, lasting: bool = False
 ) -> T:
-    """Return what was derived of the owners before; compute and store it otherwise.
+    """Return the stored value; compute and store it if there is none.
 
-    Nothing is stored of a tensor that :func:`~pyg_accel.cache.changes_unseen`. Of first owners that
-    are tensors at most ``settings.graph_cache`` have entries: the least recently used lose theirs.
+    Nothing is stored for a tensor that :func:`~pyg_accel.cache.changes_unseen`. At most
+    ``settings.graph_cache`` first owners that are tensors have entries: the least recently used
+    lose theirs.
 
     Args:
-        owners: what it is computed from. The entry is stored with the first. Sparse tensors own
-            nothing; their :func:`~pyg_accel.cache.arrays_of` do.
-        key: what it is.
-        make: computes it.
-        lasting: store it whatever the owners are, for as long as they live. So are all entries of
-            an owner that has such an entry.
+        owners: what the value is computed from. The entry is stored with the first. Sparse tensors
+            cannot own entries; their :func:`~pyg_accel.cache.arrays_of` can.
+        key: tells apart the values of the same owners.
+        make: computes the value.
+        lasting: store it for any owners, as long as they live. This holds for all entries of an
+            owner that has such an entry.
     """
-    found: T | None = find(owners, key, lasting=lasting)
-    if found is None:
-        found = make()
-        keep(owners, key, found, lasting=lasting)
-    return found
+    value: T | None = find(owners, key, lasting=lasting)
+    if value is None:
+        value = make()
+        keep(owners, key, value, lasting=lasting)
+    return value
 
 
 def find(owners: Sequence[Any], key: Hashable, *, lasting: bool = False) -> Any:
-    """Return what :func:`derived` or :func:`keep` has stored; None if there is nothing."""
+    """Return the value that :func:`derived` or :func:`keep` has stored, or None."""
     where = _where(owners, key, lasting)
     if where is None:
         return None
@@ -71,15 +72,15 @@ def find(owners: Sequence[Any], key: Hashable, *, lasting: bool = False) -> Any:
     owner = _recent.pop(first, None)
     if owner is not None:
         _recent[owner] = owner  # the most recent one
-    for held in _holders:
-        held.append(entry[1])
+    for collected in _collectors:
+        collected.append(entry[1])
     return entry[1]
 
 
 def keep(owners: Sequence[Any], key: Hashable, value: Any, *, lasting: bool = False) -> bool:
     """Store a value, as :func:`derived` does; return whether it was stored."""
-    for held in _holders:
-        held.append(value)
+    for collected in _collectors:
+        collected.append(value)
     where = _where(owners, key, lasting)
     if where is None:
         return False
@@ -103,23 +104,23 @@ def keep(owners: Sequence[Any], key: Hashable, value: Any, *, lasting: bool = Fa
 
 
 class Seen:
-    """Tensors that were seen as they are, for as long as they live."""
+    """A set of tensors in their present versions, as long as they live."""
 
     __slots__ = ("_parts",)
 
     def __init__(self) -> None:
-        """Begin with none."""
-        # Of memory: the versions of its parts.
+        """Start empty."""
+        # For each storage, the versions of parts of it.
         self._parts: dict[ref[Any], dict[_Place, int]] = {}
 
     def is_new(self, tensor: Tensor) -> bool:
-        """Return whether a tensor is seen for the first time, and nothing was derived of it."""
+        """Return whether a tensor is seen for the first time, and nothing was derived from it."""
         if tensor.layout is not _STRIDED:
             tensor = arrays_of(tensor)[0]
         owner, version = tensor.untyped_storage(), -1 if tensor.is_inference() else tensor._version
         weak, part = ref(owner), (tensor.storage_offset(), tensor.shape)
         parts = self._parts.get(weak)
-        if parts is None:  # a callback in C: this is asked in calls that take microseconds
+        if parts is None:  # the callback is in C, as this runs in calls of a few microseconds
             parts = self._parts[ref(owner, self._parts.__delitem__)] = {}
         if parts.get(part) == version:
             return False
@@ -132,35 +133,35 @@ class Seen:
 
 
 def forget() -> None:
-    """Drop what is not stored for as long as its owners live."""
+    """Drop all entries that are not lasting."""
     while _recent:
         with suppress(KeyError):
             _drop(_recent.popitem()[0])
 
 
 def values() -> list[Any]:
-    """Return all that is stored."""
+    """Return all stored values."""
     return [value for record in list(_records.values()) for _, value in list(record.values())]
 
 
 @contextmanager
 def holding() -> Iterator[list[Any]]:
-    """Collect every value that is returned or stored meanwhile, in any thread.
+    """Collect every value that is returned or stored in the block, in any thread.
 
-    A CUDA graph reads the memory of what was there when it was captured, and must keep it alive.
+    A CUDA graph reads the memory of such values, and has to keep it alive.
     """
-    held: list[Any] = []
-    _holders.append(held)
+    collected: list[Any] = []
+    _collectors.append(collected)
     try:
-        yield held
+        yield collected
     finally:
-        _holders[:] = [other for other in _holders if other is not held]
+        _collectors[:] = [other for other in _collectors if other is not collected]
 
 
 def _where(
     owners: Sequence[Any], key: Hashable, lasting: bool
 ) -> "tuple[ref[Any], _Place, list[int]] | None":
-    """The first owner, the place of an entry in its record, and the versions of all owners."""
+    """Return the first owner, the key of an entry in its record, and the versions of all owners."""
     first: ref[Any] | None = None
     place: list[Any] = [key]
     versions = []
@@ -185,13 +186,13 @@ def _where(
 
 
 def _drop(first: "ref[Any]") -> None:
-    """Drop all entries of an owner, which may be dead."""
+    """Drop all entries of an owner, which may have been freed."""
     _recent.pop(first, None)
     _records.pop(first, None)
 
 
 def _drop_entries(first: "ref[Any]", dead: "ref[Any]") -> None:
-    """Drop the entries of an owner that another owner, which is dead, had too."""
+    """Drop the entries of an owner that also belong to another one, which has been freed."""
     record = _records.get(first, {})
     for place in list(record):
         if any(part is dead for part in place):

@@ -1,4 +1,4 @@
-"""Whether backends work: each runs a small sum in another process, which may crash.
+"""Tests whether backends work: each computes a small sum in another process, which may crash.
 
 ``python -m pyg_accel.doctor NAME...`` is that process; ``python -m pyg_accel doctor`` starts it.
 """
@@ -19,12 +19,12 @@ from pyg_accel.ops import gspmm
 
 __all__ = ["Finding", "examine", "main"]
 
-_MARK = "pyg_accel.doctor: "  # of our lines, among what backends may print
-_SECONDS = 300  # for all of them: the first kernels of Triton take some
+_MARK = "pyg_accel.doctor: "  # prefix of our lines, as backends may print others
+_SECONDS = 300  # for all backends: Triton compiles its first kernels
 
 
 class Finding(NamedTuple):
-    """What was found of a backend.
+    """The result of the test of a backend.
 
     Attributes:
         name: of the backend.
@@ -38,34 +38,34 @@ class Finding(NamedTuple):
 
 
 def examine() -> list[Finding]:
-    """Try every backend, in processes of their own."""
-    found: list[Finding] = []
+    """Test every backend in another process; after a crash, the others in a new one."""
+    findings: list[Finding] = []
     while True:
-        known = [finding.name for finding in found]
-        command = [sys.executable, "-m", "pyg_accel.doctor", *known]
+        tested = [finding.name for finding in findings]
+        command = [sys.executable, "-m", "pyg_accel.doctor", *tested]
         try:
             run = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS)
             out, ending = run.stdout, _ending(run.returncode, run.stderr)
         except subprocess.TimeoutExpired as error:
             out = error.stdout.decode() if isinstance(error.stdout, bytes) else error.stdout or ""
             ending = f"its test did not end within {_SECONDS} seconds"
-        said = [line.removeprefix(_MARK) for line in out.splitlines() if line.startswith(_MARK)]
-        begun = ""
-        for line in said:
+        lines = [line.removeprefix(_MARK) for line in out.splitlines() if line.startswith(_MARK)]
+        running = ""
+        for line in lines:
             if line.startswith("{"):
-                found.append(Finding(**json.loads(line)))
-                begun = ""
+                findings.append(Finding(**json.loads(line)))
+                running = ""
             else:
-                begun = line
+                running = line
         if not ending:
-            return found
-        if not begun:  # before or between backends: another process would end the same way
-            return [*found, Finding("the others", [ending], {})]
-        found.append(Finding(begun, [ending], {}))
+            return findings
+        if not running:  # no backend was running: another process would end the same way
+            return [*findings, Finding("the others", [ending], {})]
+        findings.append(Finding(running, [ending], {}))
 
 
 def _ending(status: int, errors: str) -> str:
-    """How a process ended; empty if as it should."""
+    """Return how a process failed; empty if it did not."""
     if status == 0:
         return ""
     how = f"its test ends with status {status}"
@@ -76,7 +76,7 @@ def _ending(status: int, errors: str) -> str:
 
 
 def main(names: Collection[str]) -> None:
-    """Try all backends but those of these names, and print a line before and after each."""
+    """Test all backends except those of these names, and print a line before and after each."""
     for name, backend in backends().items():
         if name in names:
             continue
@@ -84,21 +84,21 @@ def main(names: Collection[str]) -> None:
         reasons = backend.unavailable_reasons()
         info = {} if reasons else backend.info()
         reasons = reasons or _wrong(backend)
-        said = {"name": name, "reasons": reasons, "info": info}
-        print(_MARK + json.dumps(said, default=str), flush=True)
+        finding = {"name": name, "reasons": reasons, "info": info}
+        print(_MARK + json.dumps(finding, default=str), flush=True)
 
 
 def _wrong(backend: Backend) -> list[str]:
-    """What is wrong with a sum of three edges; nothing where a backend has no such kernel."""
+    """Return what is wrong with a sum of three edges; empty if a backend has no kernel for it."""
     devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
     for device in devices:
         graph = Graph.from_edge_index(torch.tensor([[0, 1, 1], [1, 0, 1]], device=device), (2, 2))
         rows = {"u0": [[1.0, 2.0], [3.0, 4.0]], "e0": [[3.0, 4.0], [1.0, 2.0], [3.0, 4.0]]}
         for formula, values in rows.items():
-            given = torch.tensor(values, device=device)
+            operand = torch.tensor(values, device=device)
             try:
                 with use_backend(backend.name):
-                    out = gspmm(graph, formula, [given])
+                    out = gspmm(graph, formula, [operand])
             except BackendNotSupported:
                 continue
             if out.tolist() != [[3.0, 4.0], [4.0, 6.0]]:

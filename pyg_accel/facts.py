@@ -1,4 +1,4 @@
-"""Facts of a CSR matrix beside its arrays."""
+"""Properties of a CSR matrix, and values derived from it, stored with the matrix."""
 
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
@@ -18,17 +18,17 @@ __all__ = [
 
 T = TypeVar("T")
 
-# Kernels that ran on a graph before it counts as one that stays, by the number of its entries:
-# a deep model runs some twenty on a batch that is gone after a step.
+# After so many kernels on a graph, it is expected to be used again. A deep model runs about twenty
+# on a batch that is freed after a step. Large graphs need fewer.
 _LARGE, _USES, _USES_OF_LARGE = 2**20, 40, 8
 
-INT32_ENTRIES = 2**31 - 2**16  # positions past the end of a row must not overflow either
-_expecting = 0  # blocks of expect_to_stay; backward passes run in threads of their own
+INT32_ENTRIES = 2**31 - 2**16  # with room for positions past the end of a row
+_expecting = 0  # blocks of expect_to_stay; global, as backward passes run in other threads
 
 
 @contextmanager
 def expect_to_stay() -> Iterator[None]:
-    """Take every graph that is used meanwhile for one that stays."""
+    """Expect every graph that is used in the block to be used again."""
     global _expecting
     _expecting += 1
     try:
@@ -40,23 +40,23 @@ def expect_to_stay() -> Iterator[None]:
 def rounded(number: int) -> int:
     """Round a size up to three significant bits.
 
-    Kernels are chosen by sizes like these, so that batches of about one size share their choices.
+    Kernels are chosen by rounded sizes, so that batches of about one size share their choices.
     """
     shift = max(number.bit_length() - 3, 0)
     return -(-number >> shift) << shift
 
 
 class Kind:
-    """The facts of a graph by which kernels are chosen; equal ones are the same object.
+    """The properties of a graph that kernels are chosen by; equal ones are the same object.
 
     Attributes:
-        num_rows: rounded up, like the next two.
-        num_cols: columns.
-        num_edges: entries.
-        long: 32 bits count them with no room to spare.
-        index_dtype: of the arrays.
-        device: where they are.
-        sharing: what rows share (:mod:`pyg_accel.column_reuse`); empty if not known.
+        num_rows: number of rows, rounded up like the next two.
+        num_cols: number of columns.
+        num_edges: number of entries.
+        long: whether positions of entries may overflow 32 bits.
+        index_dtype: dtype of the arrays.
+        device: device of the arrays.
+        sharing: columns that rows share (:mod:`pyg_accel.column_reuse`); empty if not measured.
     """
 
     __slots__ = ("device", "index_dtype", "long", "num_cols", "num_edges", "num_rows", "sharing")
@@ -87,19 +87,19 @@ _kind = lru_cache(maxsize=4096)(Kind)
 
 
 class Facts:
-    """What was found out about a CSR matrix.
+    """Properties of a CSR matrix.
 
     Attributes:
-        kind: for choices, without what rows share.
-        shared_kind: with it; None until it is known.
+        kind: without ``sharing``.
+        shared_kind: with ``sharing``; None until that is measured.
         uses: how many kernels were launched on it.
-        longest: entries of the longest row; None until it is known.
+        longest: entries of the longest row; None until measured.
     """
 
     __slots__ = ("kind", "longest", "shared_kind", "uses")
 
     def __init__(self, kind: Kind) -> None:
-        """Start with what the arrays tell without being read."""
+        """Start with properties that need no reading of the arrays."""
         self.kind = kind
         self.shared_kind: Kind | None = None
         self.uses = 0
@@ -107,19 +107,19 @@ class Facts:
 
     @property
     def stays(self) -> bool:
-        """Whether the graph was used so often that it will be used again.
+        """Whether the graph was used so often that it is expected to be used again.
 
-        Then it pays to wait for the device once, for what is known of its rows.
+        Then it pays to measure its rows, for which the host waits for the device once.
         """
         most = _USES_OF_LARGE if self.kind.num_edges >= _LARGE else _USES
         return _expecting > 0 or self.uses > most
 
 
 def known_of(csr: CSR) -> dict[Any, Any]:
-    """Return what was derived of a CSR matrix, by what it is.
+    """Return the values derived from a CSR matrix, by key.
 
-    It belongs to the graph, or to the arrays of operators that a compiler calls. Values must not
-    refer to the memory of all arrays, or those would never be freed.
+    They belong to the graph, or to the arrays in operators that a compiler calls. Values must not
+    refer to the memory of all arrays, or these would never be freed.
     """
     if csr.known is not None:
         return csr.known
@@ -127,14 +127,14 @@ def known_of(csr: CSR) -> dict[Any, Any]:
 
 
 def of_matrix(csr: CSR, key: Hashable, make: Callable[[], T]) -> T:
-    """Return what was derived of a CSR matrix before; compute and store it otherwise."""
-    known = known_of(csr)
-    found: T | None = known.get(key)
-    if found is None:
-        found = known[key] = make()
-    return found
+    """Return the value stored for a CSR matrix; compute and store it if there is none."""
+    values = known_of(csr)
+    value: T | None = values.get(key)
+    if value is None:
+        value = values[key] = make()
+    return value
 
 
 def facts_of(csr: CSR) -> Facts:
-    """Return what is known of a CSR matrix."""
+    """Return the properties of a CSR matrix."""
     return of_matrix(csr, "facts", lambda: Facts(Kind.of(csr.rowptr, csr.col, csr.num_cols, ())))

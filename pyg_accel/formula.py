@@ -1,12 +1,12 @@
 """Message formulas as frozen data.
 
-A formula says what an edge computes before its messages are reduced, e.g. ``relu(add(u0,e1))``:
-operand 0 read at the source node of the edge, operand 1 at the edge itself. ``u`` is the source
-node, ``v`` the target node and ``e`` the edge, as in the DGL paper on x86 (section 2.1). Patching
-reads formulas from ``message``; the rewrite and the kernel generators use the same data; backward
-passes are formulas too (:func:`gradient`).
+A formula defines the message of an edge before the reduction, e.g. ``relu(add(u0,e1))``: operand 0
+is read at the source node of the edge, operand 1 at the edge itself. ``u`` is the source node,
+``v`` the target node and ``e`` the edge, as in the DGL paper on x86 (section 2.1). Patching derives
+formulas from ``message``; rewriting and the kernel generators use the same data; backward passes
+are formulas too (:func:`gradient`).
 
-Every operand is seen as ``[rows, heads | 1, width | 1]``; values of different sizes broadcast.
+Operands have the shape ``[rows, heads | 1, width | 1]``; values of different sizes broadcast.
 """
 
 import ast
@@ -27,12 +27,12 @@ __all__ = [
 ]  # fmt: skip
 
 SIDES = ("u", "v", "e")
-# Of threads that parse at the same time one may raise SystemError (python/cpython#106905).
-_parsing = threading.RLock()  # a finalizer that runs meanwhile may parse as well
+# ast.parse() in several threads may raise SystemError (python/cpython#106905).
+_parsing = threading.RLock()  # reentrant, as a finalizer may parse too
 
 
 class _Tree:
-    """What has parts knows its hash: plans are looked up by formula in every call."""
+    """Stores the hash of a formula with parts: plans are looked up by formula in every call."""
 
     __slots__ = ("_hash",)
     _hash: int
@@ -168,7 +168,7 @@ def _from_syntax(node: ast.expr, text: str) -> Formula:
 
 
 def operands_of(formula: Formula) -> Iterator[Operand]:
-    """Yield every operand, in the order of reading; one used twice comes twice."""
+    """Yield every operand from left to right, with repetitions."""
     if isinstance(formula, Operand):
         yield formula
     for child in children(formula):
@@ -176,7 +176,7 @@ def operands_of(formula: Formula) -> Iterator[Operand]:
 
 
 def children(formula: Formula) -> tuple[Formula, ...]:
-    """Return what a formula is made of, one level down."""
+    """Return the direct parts of a formula."""
     match formula:
         case Unary(arg=arg) | Sum(arg=arg):
             return (arg,)
@@ -207,7 +207,7 @@ def selects(formula: Formula) -> bool:
 
 
 def map_children(formula: Formula, change: Callable[[Formula], Formula]) -> Formula:
-    """Return the formula with what it is made of, one level down, replaced."""
+    """Return the formula with its direct parts replaced."""
     match formula:
         case Unary(op=op, arg=arg, value=value):
             return Unary(op, change(arg), value)
@@ -226,7 +226,7 @@ def map_operands(formula: Formula, change: Callable[[Operand], Formula]) -> Form
 
 
 def weighted_source(formula: Formula) -> tuple[int, int | None] | None:
-    """Return the operands of ``u`` or ``u * e``, the latter or None for the weight; else None."""
+    """Return the operands of ``u`` (with None for a weight) or ``u * e``; None for others."""
     match formula:
         case Operand(side="u", index=index):
             return index, None
@@ -238,7 +238,7 @@ def weighted_source(formula: Formula) -> tuple[int, int | None] | None:
 
 
 def dot_ends(formula: Formula) -> tuple[int, int] | None:
-    """Return the operands of ``sum(v * u)``, target first; None for another formula."""
+    """Return the operands of ``sum(v * u)``, target first; None for other formulas."""
     match formula:
         case Sum(arg=Binary(op="mul", left=Operand() as a, right=Operand() as b)):
             target, source = (a, b) if a.side == "v" else (b, a)
@@ -248,7 +248,7 @@ def dot_ends(formula: Formula) -> tuple[int, int] | None:
 
 
 def swap_sides(formula: Formula) -> Formula:
-    """Return the formula as the transposed graph sees it: sources and targets change places."""
+    """Return the formula for the transposed graph: with sources and targets swapped."""
     swap = {"u": "v", "v": "u", "e": "e"}
     return map_operands(formula, lambda operand: Operand(swap[operand.side], operand.index))
 
@@ -276,7 +276,7 @@ def shape_of(formula: Formula, shapes: dict[int, Shape]) -> Shape:
             for x, y in zip(a, b, strict=True):
                 if x != y and 1 not in (x, y):
                     raise ValueError(f"operands of sizes {a} and {b} do not broadcast in {formula}")
-            # A dimension of 1 gives way, also to one of 0.
+            # A dimension of 1 broadcasts, also to one of 0.
             return (b[0] if a[0] == 1 else a[0], b[1] if a[1] == 1 else a[1])
     return (1, 1)
 
@@ -289,13 +289,13 @@ def times(a: Formula, b: Formula) -> Formula:
 
 
 def summed(formula: Formula, shapes: dict[int, Shape] | None) -> Formula:
-    """Return the sum over the width; factors of one column stand outside where shapes tell them."""
+    """Return the sum over the width, with factors of width 1 outside if shapes are known."""
     number, rest = (Const(1.0), formula) if shapes is None else factors(formula, shapes)
     return times(number, Sum(rest))
 
 
 def factors(formula: Formula, shapes: dict[int, Shape]) -> tuple[Formula, Formula]:
-    """Return a factor of one column, and one of rows, whose product a formula is."""
+    """Return a factor of width 1 and another factor whose product is the formula."""
     if shape_of(formula, shapes)[1] == 1:
         return formula, Const(1.0)
     match formula:
@@ -313,8 +313,8 @@ def factors(formula: Formula, shapes: dict[int, Shape]) -> tuple[Formula, Formul
 
 def where(condition: Formula, left: Formula, right: Formula) -> Formula:
     """Return ``left`` where the condition is not 0, else ``right``."""
-    kept = Binary("keep", left, condition), Binary("keep", right, Unary("iszero", condition))
-    return Binary("add", *kept)
+    chosen = Binary("keep", left, condition), Binary("keep", right, Unary("iszero", condition))
+    return Binary("add", *chosen)
 
 
 def gradient(
@@ -322,15 +322,16 @@ def gradient(
 ) -> Formula | None:
     """Return the message gradient with respect to operand ``index``, given that of the message.
 
-    The seed is a formula as well: usually the operand that holds the gradient of the reduction.
-    None means that the operand does not matter.
+    The seed is a formula too, usually the operand with the gradient of the reduction. The result is
+    None if the message does not depend on the operand.
 
     Args:
         formula: the message.
         index: of the operand.
         seed: gradient of the message.
-        shapes: (heads, width) of all operands, those of the seed too. Only sums over the width ask
-            for them; without, a gradient that may be of one column already is summed once more.
+        shapes: (heads, width) of all operands, including those of the seed. Only sums over the
+            width need them; without shapes, a gradient that has width 1 already may be summed
+            again.
     """
 
     def width(part: Formula) -> int | None:
@@ -340,32 +341,32 @@ def gradient(
         if child_seed is None:
             return None
         if width(child_seed) == width(child) == 1 != width(formula):
-            # Every column reads the child and has this seed: they are summed at the operand.
+            # All columns read the child: repeat the seed; its columns are summed at the operand.
             child_seed = Binary("add", child_seed, _zeros(formula, shapes or {}))
         return gradient(child, index, child_seed, shapes)
 
     match formula:
-        case Operand(index=found):
-            return seed if found == index else None
+        case Operand(index=other):
+            return seed if other == index else None
         case Const():
             return None
         case Sum(arg=arg):
-            # The sum was repeated over the columns that the seed has.
+            # A seed of several columns: the sum was broadcast to them.
             return gradient(arg, index, seed if width(seed) == 1 else summed(seed, shapes), shapes)
         case Unary(op=op, arg=arg, value=value):
             parts = [part(arg, g) for g in _gradients(op, value, seed, formula, arg)]
         case Binary(op=op, left=left, right=right):
-            both = _gradients(op, 0.0, seed, formula, left, right)
-            parts = [part(child, g) for child, g in zip((left, right), both, strict=True)]
-    found_parts = [each for each in parts if each is not None]
-    if shapes is not None and shapes[index][1] == 1 and len({*map(width, found_parts)}) > 1:
-        # What has one column is not to be added up again.
-        found_parts = [each if width(each) == 1 else summed(each, shapes) for each in found_parts]
-    return reduce(partial(Binary, "add"), found_parts) if found_parts else None
+            seeds = _gradients(op, 0.0, seed, formula, left, right)
+            parts = [part(child, g) for child, g in zip((left, right), seeds, strict=True)]
+    terms = [term for term in parts if term is not None]
+    if shapes is not None and shapes[index][1] == 1 and len({*map(width, terms)}) > 1:
+        # Terms of width 1 must not be broadcast and summed with the others.
+        terms = [term if width(term) == 1 else summed(term, shapes) for term in terms]
+    return reduce(partial(Binary, "add"), terms) if terms else None
 
 
 def _zeros(formula: Formula, shapes: dict[int, Shape]) -> Formula:
-    """Return a formula of the width of another, which is not 1, whose value is 0."""
+    """Return a formula with value 0 and the width of another one, which is not 1."""
     widest = next(o for o in _outside_of_sums(formula) if shapes[o.index][1] != 1)
     return Binary("keep", widest, Const(0.0))
 
@@ -379,12 +380,12 @@ def _outside_of_sums(formula: Formula) -> Iterator[Operand]:
             yield from _outside_of_sums(part)
 
 
-_ARGUMENTS = {name: Operand("e", place) for place, name in enumerate("xyfg")}
+_ARGUMENTS = {name: Operand("e", index) for index, name in enumerate("xyfg")}
 
 
 @lru_cache(maxsize=256)
 def _gradient_of(text: str) -> Formula:
-    """Return a gradient of the table of functions, with operands e0, e1, ... for its names."""
+    """Return a gradient in the table of functions, with operands e0, e1, ... for its names."""
     numbered = re.sub(r"\b[xyfg]\b", lambda name: str(_ARGUMENTS[name[0]]), text)
     return parse(numbered)
 
@@ -392,18 +393,18 @@ def _gradient_of(text: str) -> Formula:
 def _gradients(
     op: str, value: float, seed: Formula, formula: Formula, *args: Formula
 ) -> list[Formula | None]:
-    """Return the gradients of the arguments of a function: None where it is constant."""
+    """Return the gradients for the arguments of a function: None where it is constant."""
     texts = FUNCTIONS[op].gradients
     texts = (texts(value),) if callable(texts) else texts
     names = dict(zip("xy", args, strict=False)) | {"f": formula, "g": seed}
-    given = {_ARGUMENTS[name]: value for name, value in names.items()}
+    arguments = {_ARGUMENTS[name]: value for name, value in names.items()}
 
-    def put(node: Formula) -> Formula:
+    def substitute(node: Formula) -> Formula:
         match node:
             case Operand():
-                return given[node]
+                return arguments[node]
             case Binary(op="mul", left=left, right=right):
-                return times(put(left), put(right))
-        return map_children(node, put)
+                return times(substitute(left), substitute(right))
+        return map_children(node, substitute)
 
-    return [put(_gradient_of(text)) if text else None for text in texts]
+    return [substitute(_gradient_of(text)) if text else None for text in texts]

@@ -1,4 +1,4 @@
-"""The functions of message formulas: one row each, for every evaluator.
+"""The functions of message formulas: a table with one row per function, for all evaluators.
 
 To add one, add its row, run ``python -m pyg_accel.functions`` (it writes the part of the CPU
 kernels) and build. :mod:`pyg_accel.formula` reads names and derivatives, the reference backend
@@ -26,14 +26,14 @@ class Function:
 
     Attributes:
         name: in formulas.
-        torch: computes it on tensors: of x, of x and its parameter, or of x and y.
-        triton: its text for ``{x}``, ``{y}`` and the parameter ``{v}``; ACC is the dtype.
-        cpp: its text for x, y and the parameter ``value``: vectors of type V, of elements A.
+        torch: computes it on tensors: of x, of x and the parameter, or of x and y.
+        triton: Triton code for ``{x}``, ``{y}`` and the parameter ``{v}``; ACC is the dtype.
+        cpp: C++ code for x, y and the parameter ``value``: vectors of type V, of elements A.
         gradients: for each argument, a formula of the gradient g of the result, of x and y, and of
-            the result f; empty where it is constant almost everywhere. With a parameter, a function
-            that makes it.
-        keeps_zero: of zeros it makes 0.
-        parameter: it has a number as its last argument.
+            the result f; empty if the function is constant almost everywhere. With a parameter, a
+            function that returns the formula.
+        keeps_zero: whether the result of zeros is 0.
+        parameter: whether its last argument is a number.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Who watches the calls of a layer: hooks, explainers."""
+"""Hooks and explainers of a layer: with them, calls take PyG's own path."""
 
 from torch.nn import Module
 from torch_geometric.nn import MessagePassing
@@ -12,20 +12,19 @@ _OF_LAYERS = tuple(n for n in MessagePassing.__init__.__code__.co_names if n.end
 
 def has_hooks(module: Module) -> bool:
     """Whether a module has hooks on its calls or gradients."""
-    own = vars(module)
+    attributes = vars(module)
     return bool(
-        own["_forward_hooks"]
-        or own["_forward_pre_hooks"]
-        or own["_backward_hooks"]
-        or own["_backward_pre_hooks"]
+        attributes["_forward_hooks"]
+        or attributes["_forward_pre_hooks"]
+        or attributes["_backward_hooks"]
+        or attributes["_backward_pre_hooks"]
     )
 
 
 def hooks_in(module: Module, tables: tuple[str, ...] = HOOKS) -> list[str]:
-    """Return what hooks a module has, in words."""
-    own = vars(module)
-    kinds = (name.strip("_").removesuffix("s").replace("_", " ") for name in tables if own[name])
-    return [f"a {kind}" for kind in kinds]
+    """Return what kinds of hooks a module has, in words."""
+    present = [name for name in tables if vars(module)[name]]
+    return [f"a {name.strip('_').removesuffix('s').replace('_', ' ')}" for name in present]
 
 
 def hook_reasons(layer: MessagePassing) -> list[str]:

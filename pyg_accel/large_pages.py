@@ -1,9 +1,9 @@
-"""Large pages under torch's large CPU tensors: switched on at import, explained by the report.
+"""Large pages for large CPU tensors: switched on at import, explained by the report.
 
-The system hands out fresh memory in zeroed pages of 4 KiB, and a training step on a large graph
-asks for gigabytes of it: that can take longer than all its arithmetic. torch can ask for pages of
-2 MiB instead, with an environment variable that it reads when it first allocates memory, and never
-again. So it has to be set before, and an import is the only moment that may be early enough.
+The system provides new memory in zeroed pages of 4 KiB. A training step on a large graph allocates
+gigabytes, and zeroing them can take longer than the arithmetic. torch can request pages of 2 MiB
+instead, with an environment variable that it reads at its first allocation. So the variable is set
+at import, the only moment that may be early enough.
 """
 
 import os
@@ -22,7 +22,7 @@ def ask_for_large_pages() -> None:
 
 
 def small_pages_reasons() -> list[str]:
-    """Return why large tensors lie on small pages; empty if they do not, or if that is unknown."""
+    """Return why large tensors are in small pages; empty if they are not, or if it is unknown."""
     if sys.platform != "linux" or not _SYSTEM.exists():
         return []
     system = _SYSTEM.read_text()
@@ -34,7 +34,7 @@ def small_pages_reasons() -> list[str]:
         return [f"{VARIABLE} is {os.environ.get(VARIABLE)!r}"]
     import torch
 
-    # Under the variable large tensors begin at a page, otherwise behind the allocator's header.
+    # With the variable, large tensors begin at a page, otherwise after a header of the allocator.
     if torch.empty(8 << 20, dtype=torch.uint8).data_ptr() % os.sysconf("SC_PAGESIZE") == 0:
         return []
     return [

@@ -1,4 +1,4 @@
-"""The devices of this machine: what measurements hold for, and what kernels ask of a GPU."""
+"""The devices of this machine: their names in measurements, and the properties of a GPU."""
 
 import platform
 import re
@@ -14,12 +14,12 @@ import torch
 __all__ = ["INTERPRETED", "Device", "Gpu", "as_captured", "gpu_of", "is_captured", "is_capturing",
            "processor"]  # fmt: skip
 
-_warming_up = 0  # blocks of as_captured; backward passes run in threads of their own
+_warming_up = 0  # blocks of as_captured; global, as backward passes run in other threads
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """What must agree for times measured on one machine to hold on another.
+    """A device, as far as measured times depend on it.
 
     Attributes:
         kind: ``"cpu"`` or ``"cuda"``.
@@ -61,10 +61,10 @@ class Device:
 
 @contextmanager
 def as_captured() -> Iterator[None]:
-    """Let every choice be that of a capture, for the warm-up before one.
+    """Make the choices of a capture in the block, for the warm-up before one.
 
-    A kernel that is compiled or loaded inside of a capture breaks it, so a capture launches only
-    what its warm-up has launched.
+    Compiling or loading a kernel inside of a capture breaks it, so a capture may only launch
+    kernels that its warm-up has launched.
     """
     global _warming_up
     _warming_up += 1
@@ -80,7 +80,7 @@ def is_captured(tensor: torch.Tensor) -> bool:
 
 
 def is_capturing() -> bool:
-    """Return the same of calls on a CUDA device."""
+    """Return whether calls on a CUDA device become part of a CUDA graph, now or after a warm-up."""
     return _warming_up > 0 or torch.cuda.is_current_stream_capturing()
 
 
@@ -96,14 +96,14 @@ def processor() -> str:
 
 
 def _family() -> str:
-    """Of the processor, such as ``AMD EPYC``: the number of the model is left out."""
+    """Return the family of the processor, such as ``AMD EPYC``, without the model number."""
     words = processor().replace("(R)", " ").replace("(TM)", " ").split()
     return " ".join(words[:2]) or "unknown"
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """What the division of work asks of a CUDA device; the defaults are those of an H200.
+    """The properties of a CUDA device that kernels depend on; the defaults are those of an H200.
 
     Attributes:
         name: of the device.
@@ -124,23 +124,23 @@ class Gpu:
 
 
 INTERPRETED = Gpu("interpreter", 2**16, 2)
-_RESERVED = 1 << 10  # bytes of shared memory that CUDA keeps for itself, per block
+_RESERVED = 1 << 10  # bytes of shared memory per block that CUDA reserves
 
 
 @lru_cache(maxsize=64)
 def gpu_of(index: int) -> Gpu:
-    """Return the facts of a CUDA device."""
-    found = torch.cuda.get_device_properties(index)
-    known: dict[str, Any] = {
-        # Not every release of torch reports all of these.
-        "bandwidth": 2e3 * getattr(found, "memory_clock_rate", 0)
-        * getattr(found, "memory_bus_width", 0) / 8,
-        "l2_bandwidth": 1e3 * getattr(found, "clock_rate", 0) * found.multi_processor_count,
-        "shared_bytes": getattr(found, "shared_memory_per_multiprocessor", 0) - _RESERVED,
+    """Return the properties of a CUDA device."""
+    properties = torch.cuda.get_device_properties(index)
+    optional: dict[str, Any] = {  # not every release of torch has all of these
+        "bandwidth": 2e3 * getattr(properties, "memory_clock_rate", 0)
+        * getattr(properties, "memory_bus_width", 0) / 8,
+        "l2_bandwidth": 1e3 * getattr(properties, "clock_rate", 0)
+        * properties.multi_processor_count,
+        "shared_bytes": getattr(properties, "shared_memory_per_multiprocessor", 0) - _RESERVED,
     }  # fmt: skip
     return Gpu(
-        found.name,
-        found.L2_cache_size,
-        found.multi_processor_count,
-        **{name: value for name, value in known.items() if value > 0},
+        properties.name,
+        properties.L2_cache_size,
+        properties.multi_processor_count,
+        **{name: value for name, value in optional.items() if value > 0},
     )

@@ -1,4 +1,4 @@
-"""Sparse adjacency matrices, torch's and torch_sparse's: their graphs, edges and values."""
+"""Graphs, edges and values of sparse adjacency matrices of torch and of torch_sparse."""
 
 from typing import Any
 
@@ -23,19 +23,19 @@ _LAYOUTS = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc)
 
 
 def is_sparse_matrix(value: Any) -> bool:
-    """Return whether PyG takes this for a sparse adjacency matrix."""
+    """Return whether PyG accepts this as a sparse adjacency matrix."""
     return value.layout in _LAYOUTS if isinstance(value, Tensor) else is_sparse_tensor(value)
 
 
 def num_edges(graph: Any) -> int:
-    """Return how many edges an edge_index has, or a matrix stands for."""
+    """Return the number of edges of an edge_index or a sparse matrix."""
     if not is_sparse_matrix(graph):
         return graph.size(1)  # type: ignore[no-any-return]
     return graph._nnz() if isinstance(graph, Tensor) else graph.nnz()
 
 
 def tensor_reasons(adj: Tensor, dtype: torch.dtype | None = None) -> list[str]:
-    """Return why a torch matrix is left to PyG."""
+    """Return the reasons why calls with a torch matrix take PyG's own path."""
     reasons = []
     if adj.requires_grad:
         reasons.append("a sparse matrix that requires gradients")
@@ -47,7 +47,7 @@ def tensor_reasons(adj: Tensor, dtype: torch.dtype | None = None) -> list[str]:
 
 
 def values_of(adj: Any) -> Tensor | None:
-    """Return the values of a matrix; None if it has none, which stands for ones."""
+    """Return the values of a matrix; None if all are 1 and not stored."""
     values: Tensor | None = adj.values() if isinstance(adj, Tensor) else adj.storage.value()
     return values
 
@@ -67,7 +67,7 @@ def graph_of_matrix(adj: Any) -> Graph:
         if not isinstance(adj, Tensor) and adj.storage._row is not None:
             rows = torch._convert_indices_from_coo_to_csr(rows, adj.size(0))
         narrow = max(rows.numel(), adj.size(1), col.numel()) < 2**31 - 1
-        # What is stored must not refer to the memory of its owners.
+        # A copy: the stored graph must not refer to the memory of its owners.
         dtype = torch.int32 if narrow else torch.int64
         arrays = [t.to(dtype, copy=True) for t in (rows, col)]
         return Graph.from_csr(*arrays, num_cols=adj.size(1))
@@ -87,16 +87,16 @@ def edges_of_matrix(adj: Any) -> Tensor:
 
 
 def _indices(adj: Any) -> tuple[Tensor, ...]:
-    """The arrays of a matrix beside its values: layers make new matrices of the same."""
+    """Return the arrays of a matrix except its values: layers share them between matrices."""
     if not isinstance(adj, Tensor):
-        own = adj.storage
-        return (own.rowptr() if own._row is None else own._row), own.col()
+        storage = adj.storage
+        return (storage.rowptr() if storage._row is None else storage._row), storage.col()
     return arrays_of(adj)[:-1]
 
 
 def _edges_of_tensor(adj: Tensor) -> Tensor:
     if adj.layout == torch.sparse_coo:
         return adj.indices().flip(0)
-    compressed, other = _indices(adj)
-    own = ptr2index(compressed, other.numel(), other.dtype)
-    return torch.stack([other, own] if adj.layout == torch.sparse_csr else [own, other])
+    compressed, plain = _indices(adj)
+    expanded = ptr2index(compressed, plain.numel(), plain.dtype)
+    return torch.stack([plain, expanded] if adj.layout == torch.sparse_csr else [expanded, plain])

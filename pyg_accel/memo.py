@@ -1,13 +1,13 @@
-"""Results of functions that derive an edge_index from another, shared by the layers that call them.
+"""Memoises functions that derive an edge_index from another, for all layers that call them.
 
-GCNConv normalises its graph in every forward pass and gets a new edge_index each time, whose graph
-would be sorted each time. :func:`remembered` returns the same tensors for the same arguments, and
-with them the same graph (:mod:`pyg_accel.derived`). Where weights are learned the function runs,
-but its edges, which do not depend on weights, are those that came out before.
+GCNConv normalises its graph in every forward pass and gets a new edge_index each time, which would
+be sorted each time. :func:`remembered` returns the same tensors for the same arguments, and with
+them the same graph (:mod:`pyg_accel.derived`). With learned edge weights the function runs, but its
+edges, which do not depend on weights, are the stored ones.
 
-Tensors that are stored are shared, so none of them may get to where it could be changed: a layer
-borrows them while its forward runs (:meth:`Running.begin`), and leaves copies behind where it
-returns or keeps one.
+Stored tensors are shared, so code of users must not get them, as it could change them in place: a
+layer borrows them while its forward runs (:meth:`Running.begin`), and gets copies of those that it
+returns or stores in an attribute.
 """
 
 import threading
@@ -24,24 +24,26 @@ from pyg_accel.graph import for_autograd
 
 __all__ = ["changed", "copied", "is_sparse_tensor", "remembered", "running", "tensors_in"]
 
-_INERT = frozenset({type(None), bool, int, float, str})  # what most attributes of layers are
+_INERT = frozenset({type(None), bool, int, float, str})  # types of most attributes of layers
 _PLAIN = (Tensor, Parameter)
 
 
 class _Argument(NamedTuple):
-    """Stands for an argument that is returned as it is: stored, it would keep itself alive."""
+    """Stands for an argument that the function returns: an entry must not keep its owner alive."""
 
-    place: int  # among the tensors of the call
+    position: int  # among the tensors of the call
 
 
 class _Remembered(NamedTuple):
+    """A stored result, its tensors, and their versions."""
+
     result: Any
-    tensors: list[Tensor]  # in it
-    unchanged: Snapshot  # of them
+    tensors: list[Tensor]
+    unchanged: Snapshot
 
     @classmethod
     def of(cls, result: Any) -> "_Remembered":
-        """Look at a result; what is derived of its edges is stored for as long as they live."""
+        """Store a result; all that is derived from its edges is stored while they live."""
         tensors = tensors_in(result)
         for tensor in tensors:
             for array in arrays_of(tensor):
@@ -67,8 +69,8 @@ def tensors_in(value: Any) -> list[Tensor]:
         return [value]
     if is_sparse_tensor(value):
         storage = value.storage
-        own = (storage._row, storage._rowptr, storage._col, storage._value)
-        return [t for t in own if t is not None]
+        arrays = (storage._row, storage._rowptr, storage._col, storage._value)
+        return [t for t in arrays if t is not None]
     if isinstance(value, dict):
         return tensors_in(list(value.values()))
     if isinstance(value, (tuple, list)):
@@ -79,7 +81,7 @@ def tensors_in(value: Any) -> list[Tensor]:
 def changed(value: Any, change: Callable[[Any], Any]) -> Any:
     """Return a value with its tensors and sparse matrices changed.
 
-    Those inside of lists, tuples and dictionaries too; a container in which all stay is itself.
+    Those inside of lists, tuples and dictionaries too; containers without changes are not copied.
     """
     if type(value) in _INERT:
         return value
@@ -95,24 +97,25 @@ def changed(value: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def copied(value: Any, shared: list[Tensor]) -> Any:
-    """Return a value with copies of tensors that share memory with certain ones."""
+    """Return a value with copies of its tensors that share memory with any of ``shared``."""
+    memory = set(map(memory_of, shared))
 
-    def copy(own: Any) -> Any:
-        again = not set(map(memory_of, tensors_in(own))).isdisjoint(map(memory_of, shared))
-        return own.clone() if again else own
+    def copy(tensor: Any) -> Any:
+        is_shared = not memory.isdisjoint(map(memory_of, tensors_in(tensor)))
+        return tensor.clone() if is_shared else tensor
 
     return changed(value, copy)
 
 
 def _form(value: Any, tensors: list[Tensor]) -> Any:
-    """What an argument is told apart by, beside its tensors, which are added to the list."""
+    """Return a key of an argument without its tensors, which are appended to the list."""
     if isinstance(value, Tensor):
         tensors.append(value)
         return Tensor
     if is_sparse_tensor(value):
-        own = tensors_in(value)
-        tensors += own
-        return "sparse", *value.sizes(), value.storage._row is None, len(own)
+        arrays = tensors_in(value)
+        tensors += arrays
+        return "sparse", *value.sizes(), value.storage._row is None, len(arrays)
     if type(value) is float:
         return float, value.hex()  # 0.0 is not -0.0
     if isinstance(value, (dict, ParameterDict)):
@@ -123,12 +126,12 @@ def _form(value: Any, tensors: list[Tensor]) -> Any:
 
 
 class Running(threading.local):
-    """What runs in a thread.
+    """What runs in this thread.
 
     Attributes:
-        inside: a function whose result is remembered runs, and what it calls is not.
-        lent: what the layer that runs has borrowed; None outside of layers.
-        layer: that layer.
+        inside: whether a memoised function runs; functions that it calls are not memoised.
+        lent: tensors that the running layer has borrowed; None outside of layers.
+        layer: the running layer.
     """
 
     inside = False
@@ -142,7 +145,7 @@ class Running(threading.local):
         return before
 
     def end(self, before: tuple[list[Tensor] | None, Any]) -> list[Tensor]:
-        """Return what the layer has borrowed; what it returns to another is borrowed still."""
+        """Return what the layer has borrowed; for a layer around it, that is still borrowed."""
         lent = self.lent or []
         self.lent, self.layer = before
         if self.lent is not None:
@@ -150,7 +153,7 @@ class Running(threading.local):
         return lent
 
     def call(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Call a function; what it calls is not remembered."""
+        """Call a function without memoising the functions that it calls."""
         before, self.inside = self.inside, True
         try:
             return function(*args, **kwargs)
@@ -162,11 +165,11 @@ running = Running()
 
 
 def remembered(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Return ``function(*args, **kwargs)``, or the same tensors as the last time.
+    """Return ``function(*args, **kwargs)``, or the stored result of an equal call.
 
     Args:
-        function: derives an edge_index or a sparse matrix, whose edges depend on the integers among
-            its arguments alone, and maybe weights. It has no side effects.
+        function: derives an edge_index or a sparse matrix, maybe with weights. Its edges only
+            depend on the integer tensors among its arguments, and it has no side effects.
         args: of the call.
         kwargs: of the call.
     """
@@ -175,37 +178,40 @@ def remembered(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     if running.inside or not tensors or not all([_is_plain(t) for t in tensors]):
         return running.call(function, args, kwargs)
     owners = [array for tensor in tensors for array in arrays_of(tensor)]
-    original = getattr(function, "__wrapped__", function)  # of which patch() changed the code
+    original = getattr(function, "__wrapped__", function)  # the same key with and without patch()
     key = original, get_default_dtype(), _is_any_autocast_enabled(), form
     try:
         hash(key)
-    except TypeError:  # an argument that cannot be a key
+    except TypeError:  # an argument that is not hashable
         return running.call(function, args, kwargs)
-    known = find(owners, key)
-    if known is not None and known.fits():
-        result = known.result
+    entry = find(owners, key)
+    if entry is not None and entry.fits():
+        result = entry.result
         if type(result) is tuple:
-            result = tuple([tensors[r.place] if type(r) is _Argument else r for r in result])
-        return _borrow(result, known.tensors)
+            result = tuple([tensors[r.position] if type(r) is _Argument else r for r in result])
+        return _borrow(result, entry.tensors)
     result, shared = for_autograd(running.call)(function, args, kwargs), list[Tensor]()
-    given = {memory_of(t) for t in (*tensors, *owners)}
+    argument_memory = {memory_of(t) for t in (*tensors, *owners)}
     exact = [t for t in owners if t.dtype in EXACT]
     if 0 < len(exact) < len(owners):
         parts = result if type(result) is tuple else (result,)
         parts = tuple([
-            _known(exact, (key, place), part, shared)
-            if type(part) is Tensor and part.dtype in EXACT and memory_of(part) not in given
+            _stored_edges(exact, (key, index), part, shared)
+            if type(part) is Tensor
+            and part.dtype in EXACT
+            and memory_of(part) not in argument_memory
             else part
-            for place, part in enumerate(parts)
+            for index, part in enumerate(parts)
         ])  # fmt: skip
         result = parts if type(result) is tuple else parts[0]
-    kept = result
-    if type(result) is tuple:  # an argument elsewhere would keep itself alive
-        places = {id(t): _Argument(place) for place, t in enumerate(tensors)}
-        kept = tuple([places.get(id(r), r) for r in result])
-    made = tensors_in(kept)
-    if not any(t.requires_grad or memory_of(t) in given for t in made):
-        shared = made if keep(owners, key, _Remembered.of(kept)) else shared
+    stored = result
+    if type(result) is tuple:
+        arguments = {id(t): _Argument(index) for index, t in enumerate(tensors)}
+        stored = tuple([arguments.get(id(r), r) for r in result])
+    new = tensors_in(stored)
+    # In any other container, an argument would keep its owner alive.
+    if not any(t.requires_grad or memory_of(t) in argument_memory for t in new):
+        shared = new if keep(owners, key, _Remembered.of(stored)) else shared
     return _borrow(result, shared)
 
 
@@ -213,21 +219,23 @@ def _is_plain(tensor: Tensor) -> bool:
     return type(tensor) in _PLAIN and not tensor.is_inference()
 
 
-def _known(exact: list[Tensor], key: Hashable, edges: Tensor, shared: list[Tensor]) -> Tensor:
-    """Return the edges that came of the same integers before; if there are none, store these."""
-    known = find(exact, key)
-    if known is None or not known.fits():
-        known = _Remembered.of(edges)
-        if not keep(exact, key, known):
+def _stored_edges(
+    exact: list[Tensor], key: Hashable, edges: Tensor, shared: list[Tensor]
+) -> Tensor:  # fmt: skip
+    """Return the stored edges for the same integers; if there are none, store these."""
+    entry = find(exact, key)
+    if entry is None or not entry.fits():
+        entry = _Remembered.of(edges)
+        if not keep(exact, key, entry):
             return edges
-    elif any(known.result is t for t in running.lent or ()):
-        return edges  # the layer has those already
-    shared.append(known.result)
-    return known.result  # type: ignore[no-any-return]
+    elif any(entry.result is t for t in running.lent or ()):
+        return edges  # the layer has borrowed the stored ones already
+    shared.append(entry.result)
+    return entry.result  # type: ignore[no-any-return]
 
 
 def _borrow(result: Any, shared: list[Tensor]) -> Any:
-    """Let the layer that runs borrow a result; what it has borrowed already comes as a copy."""
+    """Lend a result to the running layer; it gets a copy of what it has borrowed already."""
     lent = running.lent
     if lent is None:
         return result

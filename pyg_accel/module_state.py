@@ -1,7 +1,7 @@
-"""What modules hold at a moment, and the random numbers that come next, to go back to.
+"""Saves and restores the state of modules and of random number generators.
 
-A message that turns out not to be a formula runs again, in PyG's own path, and code that is read on
-symbols has not run at all. What either did to modules and generators is undone.
+A message that turns out not to be a formula runs again, in PyG's own path, and code may be traced
+without being run for its results. The changes of either to modules and generators are undone.
 """
 
 import random
@@ -26,14 +26,14 @@ _CONTAINERS = {dict, OrderedDict, defaultdict, list, set, deque}
 
 def modules_in(*modules: Module | None) -> list[Module]:
     """Return modules and those inside them; quicker than ``modules()``, and one may come twice."""
-    found = [module for module in modules if module is not None]
-    for module in found:  # as it grows
-        found += [child for child in module._modules.values() if child is not None]
-    return found
+    inside = [module for module in modules if module is not None]
+    for module in inside:  # as it grows
+        inside += [child for child in module._modules.values() if child is not None]
+    return inside
 
 
 def tensors_of(module: Module) -> list[Tensor]:
-    """Return the tensors that a module and those in it hold, but for their buffers."""
+    """Return the tensors in attributes of a module and those in it, except buffers."""
     modules = modules_in(module)
     buffers = {id(m._buffers) for m in modules}
     return [t for c in _containers(modules) if id(c) not in buffers for t in _items(c)
@@ -41,25 +41,25 @@ def tensors_of(module: Module) -> list[Tensor]:
 
 
 class ModuleState:
-    """Attributes of modules, what their containers hold, buffers, and states of generators.
+    """A copy of attributes of modules and of containers in them, buffers, and generators.
 
-    Modules whose sizes are not known yet are left out: their first call is to change them.
+    Modules with lazily initialised parameters are left out: their first call has to change them.
 
     Args:
-        modules: those inside of them are not looked for.
-        device: whose generator may be used, beside that of the CPU. By default all generators are
-            put back, those of Python and NumPy too, and tensors in attributes beside buffers.
+        modules: the modules; those inside of them are not added.
+        device: its generator and that of the CPU are restored. By default all generators are, also
+            those of Python and NumPy, and tensors in other attributes than buffers.
 
     Attributes:
         device: that device.
     """
 
     def __init__(self, modules: Iterable[Module], device: torch.device | None = None) -> None:
-        """Look at everything, without waiting for the device."""
-        held = [m for m in modules if not _is_lazy(m)]
+        """Copy the state, without waiting for the device."""
+        saved = [m for m in modules if not _is_lazy(m)]
         self.device, everything = device, device is None
-        self._containers = [(c, c.copy()) for c in _containers(held)]
-        tensors = [b for m in held for b in m._buffers.values() if b is not None]
+        self._containers = [(c, c.copy()) for c in _containers(saved)]
+        tensors = [b for m in saved for b in m._buffers.values() if b is not None]
         if everything:
             tensors += [t for c, _ in self._containers for t in _items(c) if type(t) is Tensor]
         self._tensors = [
@@ -68,7 +68,7 @@ class ModuleState:
         self._random = _random_state(device)
 
     def changed(self) -> str:
-        """Return what is otherwise by now, or nothing."""
+        """Return what has changed, as text; empty if nothing."""
         for container, before in self._containers:
             if isinstance(container, dict):
                 names = [n for n in {**before, **container} if not str(n).startswith(CONSTANT)
@@ -84,15 +84,16 @@ class ModuleState:
         return ""
 
     def restore(self) -> None:
-        """Let everything be as it was; what is the same stays in place, others may be reading."""
+        """Restore the state; what is unchanged is not written, as other threads may read it."""
         for container, before in self._containers:
             _refill(container, before)
         cpu, python, words, *gpus = self._random
-        # The state of a GPU cannot be read, nor its numbers, while a CUDA graph is captured.
+        # While a CUDA graph is captured, neither the generator nor tensors of a GPU can be read.
         captured = not gpus and self.device is not None and self.device.type == "cuda"
         with torch.no_grad():
             for tensor, version, copy in self._tensors:
-                # batch_norm's writing is not counted; what is equal stays, autograd may have it.
+                # batch_norm writes without a new version. Equal tensors are not written: autograd
+                # may have saved them.
                 if version_of(tensor) != version or captured or not torch.equal(tensor, copy):
                     tensor.copy_(copy)
         torch.set_rng_state(cpu)
@@ -105,7 +106,7 @@ class ModuleState:
 
 @contextmanager
 def as_it_was(modules: Iterable[Module]) -> Iterator[ModuleState]:
-    """Inside of this, code may run; afterwards modules and random numbers are as before."""
+    """Restore modules, random number generators and grad mode after the block."""
     state = ModuleState(modules)
     try:
         with torch.set_grad_enabled(torch.is_grad_enabled()):
@@ -115,20 +116,20 @@ def as_it_was(modules: Iterable[Module]) -> Iterator[ModuleState]:
 
 
 def _is_lazy(module: Module) -> bool:
-    held = (*module._parameters.values(), *module._buffers.values())
-    return any(t is not None and is_lazy(t) for t in held)
+    tensors = (*module._parameters.values(), *module._buffers.values())
+    return any(t is not None and is_lazy(t) for t in tensors)
 
 
 def _containers(modules: Iterable[Module]) -> list[Any]:
-    """The attributes of modules, as dictionaries, and the containers in these."""
-    found = {id(own): own for own in map(vars, modules)}
-    pending: list[Any] = [*found.values()]
-    for container in pending:  # as it grows
+    """Return the attributes of modules, as dictionaries, and the containers in these."""
+    seen = {id(attributes): attributes for attributes in map(vars, modules)}
+    containers: list[Any] = [*seen.values()]
+    for container in containers:  # as it grows
         for value in _items(container):
-            if type(value) in _CONTAINERS and id(value) not in found:
-                found[id(value)] = value
-                pending.append(value)
-    return pending
+            if type(value) in _CONTAINERS and id(value) not in seen:
+                seen[id(value)] = value
+                containers.append(value)
+    return containers
 
 
 def _items(container: Any) -> list[Any]:
@@ -162,13 +163,13 @@ def _refill(container: Any, before: Any) -> None:
 
 
 def _random_state(device: torch.device | None) -> tuple[Any, ...]:
-    """States of the generators of the CPU, of Python and NumPy, and of GPUs."""
+    """Return the states of the generators of the CPU, of Python and NumPy, and of GPUs."""
     cpu = torch.get_rng_state()
     if device is None:
         gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
         return cpu, random.getstate(), numpy.random.get_state(), *gpus
-    asks = device.type == "cuda" and not torch.cuda.is_current_stream_capturing()
-    return cpu, (), (), *([torch.cuda.get_rng_state(device)] if asks else [])
+    readable = device.type == "cuda" and not torch.cuda.is_current_stream_capturing()
+    return cpu, (), (), *([torch.cuda.get_rng_state(device)] if readable else [])
 
 
 def _differ(a: Any, b: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Loads the native libraries when something first asks for one, or says why it cannot."""
+"""Loads the native libraries on first use, or says why it cannot."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -28,12 +28,12 @@ _FOLDER = Path(__file__).parent
 
 
 def _load(name: str, needs: str = "") -> tuple[str, ...]:
-    """Load a library; return what kept it from loading."""
-    found = sorted(_FOLDER.glob(f"{name}*.so")) + sorted(_FOLDER.glob(f"{name}*.pyd"))
-    if not found:
+    """Load a library; return the reasons why it cannot be loaded."""
+    files = sorted(_FOLDER.glob(f"{name}*.so")) + sorted(_FOLDER.glob(f"{name}*.pyd"))
+    if not files:
         return (f"extension not built: run {HOW_TO_BUILD}{needs}",)
     try:
-        torch.ops.load_library(found[0])
+        torch.ops.load_library(files[0])
     except OSError as error:  # built for another torch, processor or C library
         return (f"extension does not load ({error}): rebuild it with {HOW_TO_BUILD}",)
     return ()
@@ -77,7 +77,7 @@ def cpu_library() -> Any:
 def cuda_unavailable_reasons() -> list[str]:
     """Return why the CUDA library cannot be used; empty means that it is loaded.
 
-    It is not touched where there is no GPU: without one, not even its symbols can be resolved.
+    Without a GPU it is not loaded: its symbols could not be resolved.
     """
     if not torch.cuda.is_available():
         return ["there is no CUDA device"]
@@ -158,7 +158,7 @@ def _follow_settings(library: Any) -> None:
 
 
 def build_info() -> dict[str, Any]:
-    """Return what is known of the build: torch, compiler, flags; empty without a build."""
+    """Return the versions of torch and compiler and the flags of the build; empty without one."""
     path = _FOLDER / "build_info.json"
     if not path.exists():
         return {}

@@ -1,8 +1,8 @@
-"""Every switch of pyg_accel, in one place.
+"""All settings of pyg_accel.
 
-A setting comes from the attribute of :data:`settings` if it was assigned, otherwise from its
-environment variable, which is read when it is asked for (never at import), otherwise from its
-default. ``docs/reference/settings.md`` lists them, and a test holds that page against this file.
+The value of a setting is that of the attribute of :data:`settings` if it was assigned, otherwise
+that of its environment variable, which is read at each access (never at import), otherwise its
+default. ``docs/reference/settings.md`` lists them, and a test compares that page with this file.
 """
 
 import os
@@ -12,14 +12,14 @@ from typing import Any
 
 __all__ = ["SETTINGS", "Setting", "settings", "variables"]
 
-# Every call of a layer asks for settings, and a miss in os.environ takes ten times as long as one
-# in the dictionary that it keeps.
+# Every call of a layer reads settings, and a miss in os.environ takes ten times as long as one in
+# the dictionary behind it.
 _environment: Any = getattr(os.environ, "_data", os.environ)
 _key_of: Any = getattr(os.environ, "encodekey", str)
 
 
 class Setting:
-    """One switch: where it is read from, its type and default, and what it does.
+    """A setting: its names, type and default, and what it does.
 
     Attributes:
         name: the attribute of :data:`settings`.
@@ -46,7 +46,7 @@ class Setting:
         return self.default if raw is None else self.parse(os.fsdecode(raw))
 
     def __set__(self, instance: "Settings", value: bool | int | str | None) -> None:
-        """Override the environment; None gives the setting back to it."""
+        """Override the environment; None removes the override."""
         before = instance.assigned.get(self.name)
         if value is None:
             instance.assigned.pop(self.name, None)

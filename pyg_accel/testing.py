@@ -22,16 +22,16 @@ class GraphCase:
     num_targets: int
 
     def part(self, of: int) -> "GraphCase":
-        """Return a graph of one node and one edge in `of`, with rows about as long."""
+        """Return a graph with one of ``of`` nodes and edges, and rows of about the same length."""
         rows, cols = (-(-count // of) for count in (self.num_sources, self.num_targets))
         return GraphCase(self.name, self.edge_index[:, ::of] // of, rows, cols)
 
 
 def zoo(*, hub: int = 20_000, index_dtype: torch.dtype = torch.int64) -> Iterator[GraphCase]:
-    """Yield the graphs that break things: empty, unsorted, duplicated, bipartite, hubs.
+    """Yield difficult graphs: empty, unsorted, with duplicates, bipartite, with a hub.
 
     Args:
-        hub: edges of the hub node; above 16384 the CPU kernels cut its row up.
+        hub: edges of the hub node; above 16384 the CPU kernels split its row.
         index_dtype: dtype of the edge lists.
     """
     generator = torch.Generator().manual_seed(0)
@@ -88,15 +88,15 @@ def truth(
     result = message.new_full((case.num_targets, *message.shape[1:]), float(reduce == "prod"))
     degree, by_target = target.bincount(minlength=case.num_targets), target.argsort(stable=True)
     first = degree.cumsum(0) - degree
-    for count in degree[degree > 0].unique():  # targets of as many edges are reduced together
+    for count in degree[degree > 0].unique():  # targets with the same number of edges together
         nodes = (degree == count).nonzero().flatten()
-        mine = message[by_target[first[nodes].unsqueeze(1) + torch.arange(int(count))]]
-        result = result.index_put((nodes,), _reduced(mine, reduce))
+        messages = message[by_target[first[nodes].unsqueeze(1) + torch.arange(int(count))]]
+        result = result.index_put((nodes,), _reduced(messages, reduce))
     return result
 
 
 def _reduced(messages: Tensor, reduce: str) -> Tensor:
-    """[nodes, edges of each, H, F] to [nodes, H, F]."""
+    """Reduce [nodes, edges of each, H, F] to [nodes, H, F]."""
     if reduce == "sqsum":
         return messages.pow(2).sum(1)
     if reduce in ("max", "min"):
@@ -107,7 +107,7 @@ def _reduced(messages: Tensor, reduce: str) -> Tensor:
 
 
 def _message(formula: Formula, operands: list[Tensor], source: Tensor, target: Tensor) -> Tensor:
-    """The same as text in Python: an evaluator that is not the reference backend's."""
+    """Evaluate a formula as Python code, independently of the reference backend."""
     names: dict[str, object] = {name: function.torch for name, function in FUNCTIONS.items()}
     plain = "add sub mul div neg abs exp log sqrt relu sigmoid tanh sign pow"
     names |= {name: getattr(torch, name) for name in plain.split()}

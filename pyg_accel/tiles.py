@@ -1,8 +1,8 @@
 """Sparse graph translation: the adjacency matrix as tiles that Tensor Cores can multiply.
 
-Rows are taken in windows; the columns that occur in a window are moved together, in order, so that
-its entries fill few tiles instead of many (TC-GNN, section 4.1, algorithm 1). Column ids then say
-which row of the features belongs to a tile's column.
+Rows are split into windows, and the columns with entries in a window are moved together in order,
+so that its entries fill few tiles (TC-GNN, section 4.1, algorithm 1). For each column of a tile,
+``col`` has the row of the features that belongs to it.
 """
 
 from dataclasses import dataclass
@@ -23,11 +23,11 @@ _MOST_SLOTS = 2**15  # slots are int16
 
 @dataclass(frozen=True, eq=False)
 class Tiles:
-    """Entries of a CSR matrix, by tiles of ``window`` rows and ``tile`` columns.
+    """Entries of a CSR matrix in tiles of ``window`` rows and ``tile`` columns.
 
-    All of them, or those in columns that rows of a window share. Tiles of a window lie one after
-    the other, and so do the entries of a tile, by column and row. No two entries share a slot: a
-    duplicate of an edge gets a column of its own.
+    These are all entries, or those in columns that rows of a window share. Tiles are ordered by
+    window, and entries by tile, column and row. Each entry has its own slot: a duplicate of an edge
+    gets another column.
 
     Attributes:
         window: rows of a tile.
@@ -38,9 +38,9 @@ class Tiles:
         window_ptr: [W + 1], the first tile of every window.
         tile_ptr: [T + 1], the first entry of every tile.
         col: [T * tile], the matrix column of every tile column, ascending within a window; the
-            last one of a window is repeated until its last tile is full.
-        entry: [S], which CSR entry it is; S is E if all entries are in tiles.
-        slot: [S] int16, where in its tile: row * tile + column.
+            last one of a window is repeated to fill its last tile.
+        entry: [S], the CSR entry; S is E if all entries are in tiles.
+        slot: [S] int16, its position in the tile: row * tile + column.
     """
 
     window: int
@@ -61,7 +61,7 @@ class Tiles:
 
     @cached_property
     def num_tiles_without(self) -> int:
-        """Tiles of the untranslated matrix that hold an entry (the paper's figure 7)."""
+        """Tiles of the matrix before translation that have an entry (figure 7 of the paper)."""
         if not self.num_tiles:
             return 0
         block = self.col // self.tile
@@ -76,7 +76,7 @@ class Tiles:
 
     @property
     def edges_per_column(self) -> float:
-        """How many entries share a fetched row of the features, on average."""
+        """Entries per fetched row of the features, on average."""
         return self.entry.numel() / max(self.num_columns, 1)
 
     @cached_property
@@ -113,7 +113,7 @@ class Tiles:
 
 
 def tiles_of(csr: CSR, window: int, tile: int, least: int = 1) -> Tiles:
-    """Return the tiles of a matrix, made once and kept for as long as its arrays live.
+    """Return the tiles of a matrix; they are built once and stored while its arrays live.
 
     Args:
         csr: the matrix.
@@ -141,7 +141,7 @@ def build_tiles(csr: CSR, window: int, tile: int, least: int = 1) -> Tiles:
         return _no_tiles(csr, window, tile)
     group, local_row, entry = _by_window_and_column(csr, window)
 
-    # A column for each (window, matrix column), or as many as one of its rows has entries in it.
+    # A column for each (window, matrix column), or several if an edge occurs several times.
     new = torch.ones(entries, dtype=torch.bool, device=device)
     torch.ne(group[1:], group[:-1], out=new[1:])
     same_row = ~new[1:] & (local_row[1:] == local_row[:-1])
@@ -153,9 +153,10 @@ def build_tiles(csr: CSR, window: int, tile: int, least: int = 1) -> Tiles:
         local_row, entry = local_row[order], entry[order]
     if least > 1:
         full = torch.bincount(column, minlength=group_of_column.numel()) >= least
-        kept = full[column]
-        column = (full.cumsum(0) - 1)[column[kept]]
-        local_row, entry, group_of_column = local_row[kept], entry[kept], group_of_column[full]
+        in_full = full[column]
+        column = (full.cumsum(0) - 1)[column[in_full]]
+        local_row, entry = local_row[in_full], entry[in_full]
+        group_of_column = group_of_column[full]
         if entry.numel() == 0:
             return _no_tiles(csr, window, tile)
 
@@ -165,15 +166,15 @@ def build_tiles(csr: CSR, window: int, tile: int, least: int = 1) -> Tiles:
     torch.cumsum((first_column.diff() + tile - 1) // tile, 0, out=window_ptr[1:])
     num_tiles = int(window_ptr[-1])
 
-    # A tile column's number, its window's empty places at the end counted in.
+    # The position of a column among those of all tiles, with the unused ones at ends of windows.
     window_of_column = group_of_column // csr.num_cols
-    place = torch.arange(group_of_column.numel(), device=device)
-    place += window_ptr[window_of_column] * tile - first_column[window_of_column]
-    place_of_entry = place[column]
-    slot = (local_row.long() * tile + place_of_entry % tile).short()
+    position = torch.arange(group_of_column.numel(), device=device)
+    position += window_ptr[window_of_column] * tile - first_column[window_of_column]
+    position_of_entry = position[column]
+    slot = (local_row.long() * tile + position_of_entry % tile).short()
     ends = torch.arange(0, (num_tiles + 1) * tile, tile, device=device)
-    tile_ptr = torch.searchsorted(place_of_entry, ends)
-    filled = torch.searchsorted(place, torch.arange(num_tiles * tile, device=device), right=True)
+    tile_ptr = torch.searchsorted(position_of_entry, ends)
+    filled = torch.searchsorted(position, torch.arange(num_tiles * tile, device=device), right=True)
     col = (group_of_column % csr.num_cols)[filled - 1]
     dtype = csr.col.dtype
     return Tiles(window, tile, rows, csr.num_cols, group_of_column.numel(), window_ptr.to(dtype),
@@ -187,10 +188,14 @@ def _no_tiles(csr: CSR, window: int, tile: int) -> Tiles:
 
 
 def _by_window_and_column(csr: CSR, window: int) -> tuple[Tensor, Tensor, Tensor]:
-    """All entries by (window, column, row): window * num_cols + column, row in window, entry."""
+    """Sort entries by (window, column, row).
+
+    Returns:
+        window * num_cols + column, row in the window, and index of each entry.
+    """
     row = ptr2index(csr.rowptr, csr.col.numel(), torch.int32)
     if csr.col.device.type == "cpu" and not cpu_unavailable_reasons():
-        # Counting sorts, linear in entries and nodes; the order of rows within a column is kept.
+        # A stable counting sort, linear in entries and nodes.
         arrays = (row // window).to(csr.col.dtype), csr.col, -(-csr.num_rows // window)
         wide = csr.col.numel() >= 2**31 - 1
         ptr, col, entry = cpu_library().csr_from_coo(*arrays, csr.num_cols, wide)
@@ -204,18 +209,18 @@ def _by_window_and_column(csr: CSR, window: int) -> tuple[Tensor, Tensor, Tensor
 def _own_columns(
     column: Tensor, group_of_column: Tensor, same_row: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Give each of several equal edges a column of its own.
+    """Give duplicates of an edge different columns.
 
     Args:
-        column: [E], of every entry, ascending.
+        column: [E], the column of every entry, ascending.
         group_of_column: [C].
-        same_row: [E - 1], entry i + 1 is in the row and column of entry i.
+        same_row: [E - 1], whether entry i + 1 is in the row and column of entry i.
     """
-    place = torch.arange(column.numel(), device=column.device)
-    begins = torch.ones_like(place, dtype=torch.bool)
+    position = torch.arange(column.numel(), device=column.device)
+    begins = torch.ones_like(position, dtype=torch.bool)
     begins[1:] = ~same_row
-    first = torch.where(begins, place, 0).cummax(0).values
-    number = place - first  # of the entry among its equals
+    first = torch.where(begins, position, 0).cummax(0).values
+    number = position - first  # of the entry among its duplicates
     copies = torch.ones_like(group_of_column)
     copies.scatter_reduce_(0, column, number + 1, "amax")
     before = copies.cumsum(0) - copies

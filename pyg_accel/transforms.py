@@ -21,9 +21,10 @@ _DTYPES = (torch.int32, torch.int64)
 class BuildCSR(BaseTransform):
     """Builds the CSR form of every ``edge_index``, which patched layers would build otherwise.
 
-    The data stay as they are. Layers that are called with that very ``edge_index`` and all of its
-    nodes find the CSR form, in the main process too if a worker process built it. One that is
-    replaced, changed in place, or copied (to a GPU, say) has none, and layers build it as ever.
+    The data are not changed. Layers that are called with this ``edge_index`` object and all of its
+    nodes use the CSR form, also in the main process if a worker process has built it. If the
+    ``edge_index`` is replaced, changed in place, or copied (for example to a GPU), layers build it
+    as usual.
 
     As the ``transform`` of a loader that samples, it runs on each batch. A ``DataLoader`` runs the
     transform of its dataset on each graph, before they become a batch: see
@@ -35,13 +36,13 @@ class BuildCSR(BaseTransform):
     """
 
     def __init__(self, *, transpose: bool = True, flow: str = "source_to_target") -> None:
-        """Check and keep the options."""
+        """Check and store the options."""
         if flow not in ("source_to_target", "target_to_source"):
             raise ValueError(f"unknown flow '{flow}'")
         self.transpose, self.flow = transpose, flow
 
     def forward(self, data: Data | HeteroData) -> Data | HeteroData:
-        """Build what is missing for each edge type."""
+        """Build the CSR form of each edge type that has none."""
         for store in data.edge_stores:
             edge_index = store.get("edge_index")
             if (
@@ -71,12 +72,12 @@ class BuildCSR(BaseTransform):
 
 
 class _Parcel(Tensor):
-    """An edge_index in a worker process, with the graph to send along: it arrives as a tensor.
+    """An edge_index in a worker process that is pickled together with its graph.
 
-    Anything but to be sent makes an ordinary tensor of it.
+    It is unpickled as an ordinary tensor, and operations return ordinary tensors too.
     """
 
-    # The graph of the edge_index, its target row, and how often that was changed before.
+    # The graph of the edge_index, its target row, and its version.
     _sent: tuple[Graph, int, int]
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
@@ -96,7 +97,7 @@ class _Parcel(Tensor):
             return _plain, (edge_index,)
         arrays = graph.arrays()
         sizes = [None if a is None else a.numel() for a in arrays]
-        # One tensor, as each takes an open file while it is under way.
+        # One tensor: each one that is sent needs an open file.
         packed = torch.cat([a for a in arrays if a is not None])
         return _unpack, (edge_index, target, graph.num_cols, packed, sizes)
 
@@ -108,7 +109,7 @@ def _plain(edge_index: Tensor) -> Tensor:
 def _unpack(
     edge_index: Tensor, target: int, num_cols: int, packed: Tensor, sizes: list[int | None]
 ) -> Tensor:
-    """Remember the graph that was sent, in the process that receives it."""
+    """Store the graph that was sent with an edge_index, in the process that receives it."""
     parts = iter(packed.split([size for size in sizes if size is not None]))
     arrays = [None if size is None else next(parts) for size in sizes]
     keep_graph(edge_index, target, Graph.of_arrays(arrays, num_cols))

@@ -1,4 +1,4 @@
-"""What ``python -m pyg_accel tune`` measured on this machine, read from a JSON file.
+"""Reads the JSON file of what ``python -m pyg_accel tune`` has measured on this machine.
 
 The file has an object for each device, by its :attr:`~pyg_accel.machine.Device.slug` or, for all
 devices of a kind, ``"cpu"`` or ``"cuda"``. An object may have these parts:
@@ -6,7 +6,7 @@ devices of a kind, ``"cpu"`` or ``"cuda"``. An object may have these parts:
 - ``"size"``: the numbers that decide from which size on calls are accelerated; see
   :mod:`pyg_accel.patching.size`.
 - ``"launch"``: launch parameters of Triton's kernels; see :mod:`pyg_accel.backends.triton.launch`.
-- ``"measured"``: when and with which versions. It is shown, and decides nothing.
+- ``"measured"``: when and with which versions; only for information.
 """
 
 import json
@@ -23,15 +23,15 @@ __all__ = ["device_of_kind", "read_tuning", "tuned", "tuned_launch", "tuning_fil
 
 
 def tuning_file() -> Path:
-    """Return the path of the file in force, which need not exist."""
+    """Return the path of the file, which need not exist."""
     return Path(settings.tuning).expanduser()
 
 
 def tuned(device: Device) -> dict[str, Any]:
-    """Return what the file has for a device; empty where it has nothing, or does not exist.
+    """Return the object of a device in the file; empty if there is none, or no file.
 
     Raises:
-        ValueError: naming the file, if it does not hold an object for each device, and if the
+        ValueError: naming the file, if it does not have an object for each device, or if the
             setting names a file that does not exist.
     """
     name = settings.tuning
@@ -48,11 +48,11 @@ def tuned_launch(name: str) -> dict[str, dict[str, int]]:
     Raises:
         ValueError: naming the file, if a parameter is not a positive number.
     """
-    found: dict[str, dict[str, int]] = tuned(Device("cuda", name)).get("launch", {})
+    parameters: dict[str, dict[str, int]] = tuned(Device("cuda", name)).get("launch", {})
     try:
         wrong = [
             f"{kind}: {name}"
-            for kind, entry in found.items()
+            for kind, entry in parameters.items()
             for name, value in entry.items()
             if type(value) is not int or value < 1
         ]
@@ -60,7 +60,7 @@ def tuned_launch(name: str) -> dict[str, dict[str, int]]:
         wrong = ["no objects"]
     if wrong:
         raise ValueError(f"expected launch parameters in '{tuning_file()}' ({', '.join(wrong)})")
-    return found
+    return parameters
 
 
 @lru_cache(maxsize=16)
@@ -69,7 +69,7 @@ def device_of_kind(kind: str, threads: int) -> Device:
 
     Args:
         kind: ``"cpu"`` or ``"cuda"``.
-        threads: ``torch.get_num_threads()``, which a CPU is known by.
+        threads: ``torch.get_num_threads()``, a part of the name of a CPU.
     """
     if kind == "cpu" or (kind == "cuda" and torch.cuda.is_available()):
         return Device.of(kind)
@@ -82,10 +82,10 @@ def _read(path: Path, required: bool) -> dict[str, dict[str, Any]]:
 
 
 def read_tuning(path: Path) -> dict[str, dict[str, Any]]:
-    """Return what a file has for each device.
+    """Return the object of each device in a file.
 
     Raises:
-        ValueError: naming the file, if it does not hold an object for each device.
+        ValueError: naming the file, if it does not have an object for each device.
     """
     try:
         devices = json.loads(path.read_text())

@@ -1,4 +1,4 @@
-"""A base of modules that wrap a model: calls are their own, other attributes are the model's."""
+"""Base of modules that wrap a model: they change its calls, and share all other attributes."""
 
 import functools
 from collections.abc import Callable
@@ -8,14 +8,14 @@ import torch
 
 __all__ = ["OF_EVERY_MODULE", "ModelWrapper"]
 
-# What the wrapper has in common with the model: torch looks into these tables of both.
+# Attributes that torch reads directly: wrapper and model share the objects.
 _TABLES = (
     "_parameters", "_buffers", "_non_persistent_buffers_set", "_modules",
     "_state_dict_hooks", "_state_dict_pre_hooks",
     "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks",
 )  # fmt: skip
 OF_EVERY_MODULE = vars(torch.nn.Module()).keys() - {"training", *_TABLES}
-# Methods of every module that are not the model's: its calls and the hooks on them.
+# Methods of the wrapper itself: calls, and hooks on them.
 _OWN_METHODS = frozenset((
     "forward", "compile", "register_backward_hook", "register_forward_hook",
     "register_forward_pre_hook", "register_full_backward_hook",
@@ -26,38 +26,38 @@ _OWN_METHODS = frozenset((
 
 
 class ModelWrapper(torch.nn.Module):
-    """Has the attributes, methods, parameters, names and modes of a model. Hooks are its own.
+    """Has the attributes, methods, parameters, names and modes of a model, but separate hooks.
 
     Args:
         model: any module.
-        own: more attributes of the wrapper; classes name them in ``_own``.
+        own: attributes of the wrapper; subclasses name them in ``_own``.
     """
 
     _own: frozenset[str] = frozenset()
 
     def __init__(self, model: torch.nn.Module, **own: Any) -> None:
-        """Share what the model holds."""
+        """Share the tables of the model."""
         super().__init__()
         del vars(self)["training"]
         vars(self).update({table: vars(model)[table] for table in _TABLES})
         vars(self).update(own, _original=model)
 
     def __getattr__(self, name: str) -> Any:
-        """Return what the model has under a name."""
+        """Return an attribute of the model."""
         model = vars(self).get("_original")
         if model is None:
             raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
         return getattr(model, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Assign to the model what is the model's."""
+        """Assign to the model, unless it is an attribute of the wrapper."""
         if self._is_own(name):
             super().__setattr__(name, value)
         else:
             setattr(self._original, name, value)
 
     def __delattr__(self, name: str) -> None:
-        """Delete what is the model's."""
+        """Delete from the model, unless it is an attribute of the wrapper."""
         if self._is_own(name):
             super().__delattr__(name)
         else:
@@ -72,7 +72,7 @@ class ModelWrapper(torch.nn.Module):
         )
 
     def __dir__(self) -> list[str]:
-        """Name what the model has too."""
+        """Add the names of the model."""
         return sorted({*object.__dir__(self), *dir(self._original)})
 
     def __repr__(self) -> str:
@@ -81,12 +81,12 @@ class ModelWrapper(torch.nn.Module):
 
 
 def _of_the_model(name: str) -> Callable[..., Any]:
-    """A method that calls the model's, and returns the wrapper in place of the model."""
+    """Return a method that calls the model's, and returns the wrapper in place of the model."""
 
     @functools.wraps(vars(torch.nn.Module)[name])
     def method(self: ModelWrapper, *args: Any, **kwargs: Any) -> Any:
-        found = getattr(self._original, name)(*args, **kwargs)
-        return self if found is self._original else found
+        result = getattr(self._original, name)(*args, **kwargs)
+        return self if result is self._original else result
 
     return method
 

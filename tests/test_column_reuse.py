@@ -7,14 +7,8 @@ import torch
 from torch import Tensor
 
 from pyg_accel import Graph
-from pyg_accel.column_reuse import (
-    HEIGHTS,
-    LEAST,
-    Shared,
-    per_column,
-    reuse_of,
-    typical_column_reuse,
-)
+from pyg_accel.column_reuse import HEIGHTS, LEAST, Shared, _known_kind, per_column, reuse_of
+from pyg_accel.facts import facts_of
 from pyg_accel.graph import CSR
 from pyg_accel.testing import zoo
 
@@ -77,10 +71,14 @@ def test_an_estimate_from_some_windows_is_close():
 
 def test_what_rows_share_is_told_of_graphs_that_are_used_again_and_again():
     csr = graph_of("directed").csr()
-    told = [typical_column_reuse(csr) for _ in range(44)]
-    assert told == [()] * 40 + [reuse_of(csr)] * 4
+
+    def sharing_on_a_gpu() -> tuple[Shared, ...]:
+        facts_of(csr).uses += 1
+        return _known_kind(csr).sharing
+
+    assert [sharing_on_a_gpu() for _ in range(44)] == [()] * 40 + [reuse_of(csr)] * 4
     torch.use_deterministic_algorithms(True)
     try:
-        assert typical_column_reuse(csr) == ()
+        assert sharing_on_a_gpu() == ()
     finally:
         torch.use_deterministic_algorithms(False)

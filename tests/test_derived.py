@@ -287,7 +287,6 @@ MAKERS = {
     "cbsr": cbsr.plan_of,
     "tiles": lambda csr: tiles.tiles_of(csr, 16, 8),
     "sharing": column_reuse.reuse_of,
-    "usual sharing": column_reuse.typical_column_reuse,
     "schedule": lambda csr: schedule.schedule_of(csr, 8, 4, ordered=True),
 }
 

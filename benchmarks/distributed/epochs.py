@@ -39,7 +39,7 @@ from torch_geometric.nn import GAT, GCN, GraphSAGE
 import pyg_accel
 from benchmarks.tools import graphs, plot, results, timing
 from pyg_accel.distributed import mean
-from pyg_accel.distributed.known import halo_of
+from pyg_accel.distributed.tracking import halo_of
 from pyg_accel.distributed.wire import Wire
 
 NAME = "distributed/distributed"
@@ -177,16 +177,16 @@ class _Exchanged(torch.autograd.Function):
     def forward(ctx: Any, halo: Any, own: Tensor) -> Tensor:
         ctx.halo = halo
         received = own.new_empty(halo.rows - halo.own, own.size(1))
-        halo.wire.exchange(received, halo.receive, own[halo.wanted], halo.send, "halo")
+        halo.wire.exchange(received, halo.receive, own[halo.requested], halo.send, "halo")
         return torch.cat([own, received])
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         halo = ctx.halo
-        received = grad.new_empty(halo.wanted.numel(), grad.size(1))
+        received = grad.new_empty(halo.requested.numel(), grad.size(1))
         sent = grad[halo.own :].contiguous()
         halo.wire.exchange(received, halo.send, sent, halo.receive, "halo")
-        return None, grad[: halo.own].index_add(0, halo.wanted, received)
+        return None, grad[: halo.own].index_add(0, halo.requested, received)
 
 
 def peer(kind: str, name: str, data: Data, whole: Data, wire: Wire, cuts: Tensor) -> Module:

@@ -9,15 +9,13 @@ import pytest
 import torch
 from torch_geometric.utils import subgraph
 
-import pyg_accel
 from benchmarks.papers import tables
 from benchmarks.papers.dgl_x86 import binary_reduce, operand_pairs, primitives
 from benchmarks.papers.es_spmm import models
 from benchmarks.papers.maxk_gnn import training
-from benchmarks.papers.sensei import gaan, orders, samples, shares
+from benchmarks.papers.sensei import orders, samples, shares
 from benchmarks.tools import frames, graphs, plot, results
 from benchmarks.tools.graphs import community_task
-from pyg_accel.rewrite.optimized import rewritten_layers
 from pyg_accel.settings import settings
 
 DGL_PYTHON = os.environ.get(binary_reduce.PYTHON_VARIABLE, "")  # tests begin without variables
@@ -236,17 +234,6 @@ def test_trainings_that_a_file_has_are_not_repeated(monkeypatch, tmp_path):
     assert trained == [(*relu, 0), (*relu, 1), (*maxk, 0), (*maxk, 0), (*maxk, 1)]
     training.main(asked)
     assert len(trained) == 5
-
-
-def test_gaan_is_rewritten_and_computes_what_its_code_does():
-    torch.manual_seed(0)
-    conv, x = gaan.GaANConv(32, 24, heads=2), torch.randn(300, 32)
-    edge_index = torch.randint(300, (2, 15_000))
-    fast = pyg_accel.optimize(conv, x, edge_index)
-    torch.testing.assert_close(fast(x, edge_index), conv(x, edge_index))
-    decisions = rewritten_layers(fast)["attention"].decisions
-    (tree,) = {str(decision.choice.tree) for decision in decisions}
-    assert tree in {of(32, 24) for of in orders.MODELS["GaAN"].families.values()}
 
 
 def test_the_families_of_gaan_are_all_of_its_orders(tmp_path):

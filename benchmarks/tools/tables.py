@@ -23,7 +23,6 @@ from benchmarks.tools.markdown import NONE, SHARE, TIMES, Make, columns, markdow
 BLOCK = re.compile(r"(<!-- table: (?P<name>.*?) -->\n).*?(<!-- /table -->)", re.DOTALL)
 PAGES = (timing.ROOT / "README.md", *sorted((timing.ROOT / "docs").rglob("*.md")))
 LAYERS = ("GraphSAGE", "GCN", "GIN", "GAT", "GATv2", "Transformer")
-DEVICES = {"cpu": "CPU", "cuda": "GPU"}
 
 
 def epochs(frame: pd.DataFrame) -> list[str]:

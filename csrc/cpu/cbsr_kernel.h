@@ -1,11 +1,11 @@
 // Products of a graph with CBSR features. Included once per instruction set (see vec.h).
 //
-// The k columns of a node are scattered to, or gathered from, a dense row that stays in the first
-// cache, so that an edge moves k values and columns instead of a row of features. One by one: on
-// the AVX-512 of an EPYC 9004 expanding vectors by masks took 1.5 times as long, and gathers no
-// less.
+// The k columns of a node are scattered to, or gathered from, a dense row in the first-level cache,
+// so that an edge moves k values and columns instead of a row of features. Element by element: with
+// AVX-512 on an EPYC 9004, expanding vectors by masks took 1.5 times as long, and gathers were not
+// faster.
 
-// Rows of the graph whose terms are added up in `sspmm` before their sum joins the others.
+// Rows of the graph whose terms `sspmm` sums before adding the sum to the others.
 inline constexpr int64_t kRunRows = 8192;
 
 inline constexpr int64_t kAheadEntries = 8;  // whose memory is asked for in time
@@ -23,7 +23,7 @@ inline A cbsr_weight(const CbsrArgs& a, int64_t k) {
   return static_cast<const A*>(a.weight)[eid ? static_cast<int64_t>(eid[k]) : k];
 }
 
-// total += entries [k0, k1); `run` is room for a row.
+// total += entries [k0, k1); `run` has room for a row.
 template <class A, class I, class C>
 inline void cbsr_spmm_entries(const CbsrArgs& a,
                               int64_t k0,
@@ -88,7 +88,7 @@ void cbsr_spmm_piece(const CbsrArgs& a, const Piece& piece, void* partial) {
   cbsr_spmm_some<A, I>(a, piece.k_begin, piece.k_end, total, total + a.width);
 }
 
-// Adds up the pieces of a hub row in order, so the result does not depend on the threads.
+// Sums the pieces of a hub row in order, so the result does not depend on the number of threads.
 template <class A, class I>
 void cbsr_spmm_combine(const CbsrArgs& a, int64_t row, void* partials, int64_t count) {
   const I* rowptr = static_cast<const I*>(a.csr.rowptr);
@@ -116,7 +116,8 @@ inline int64_t cbsr_first(const I* col, int64_t k0, int64_t k1, int64_t column) 
   return k0;
 }
 
-// Goes over all rows: each is in the first cache while its neighbours in [begin, end) take from it.
+// Visits all rows: each stays in the first-level cache while its neighbours in [begin, end) read
+// it.
 template <class A, class I, class C>
 inline void cbsr_sspmm_push(const CbsrArgs& a,
                             int64_t begin,

@@ -1,10 +1,10 @@
-// CBSR rows times a dense matrix [width, columns], and what its gradients need. Included once per
-// instruction set (see vec.h).
+// CBSR rows times a dense matrix [width, columns], and the products for its gradients. Included
+// once per instruction set (see vec.h).
 //
-// A row of V takes k rows of the matrix, which stays in the second-level cache: k multiplications
-// and additions for each element of the result, where a dense row takes `width`.
+// A row of V reads k rows of the matrix, which stays in the second-level cache: k multiplications
+// and additions for each element of the result, instead of `width` for a dense row.
 
-// NV vectors of columns from c0 on; with `Partial` the last holds n.
+// NV vectors of columns from c0 on; with `Partial` the last has n.
 template <class A, class C, int NV, bool Partial>
 inline void cbsr_mm_chunk(const CbsrLinearArgs& a, int64_t row, int64_t c0, int n) {
   using V = vec_t<A>;
@@ -108,7 +108,7 @@ void cbsr_sddmm_rows(const CbsrLinearArgs& a, int64_t begin, int64_t end) {
   }
 }
 
-// Sums of rows [begin, end) in `sums`, [width, columns]; `run` is room for as much.
+// Sums of rows [begin, end) in `sums`, [width, columns]; `run` has the same size.
 template <class A, class C>
 void cbsr_mm_t_rows(const CbsrLinearArgs& a, int64_t begin, int64_t end, void* sums, void* run) {
   const int64_t size = a.width * a.columns;

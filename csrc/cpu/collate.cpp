@@ -1,4 +1,4 @@
-// Graphs become one batch: parts of tensors are copied behind each other.
+// Joins graphs into one batch: parts of tensors are copied one after another.
 #include "tensors.h"
 
 namespace pyg_accel {
@@ -27,7 +27,7 @@ struct Parts {
   int64_t inner;                  // bytes of an entry
 };
 
-// Copies parts behind each other. To int64 entries `shift` is added: a number a part, or a piece.
+// Copies parts one after another. To int64 entries `shift` is added, per part or per piece.
 bool copy(const Parts& parts, const std::optional<Tensor>& shift, const Tensor& out) {
   const int64_t count = static_cast<int64_t>(parts.from.size());
   const int64_t* by = nullptr;
@@ -58,7 +58,7 @@ bool copy(const Parts& parts, const std::optional<Tensor>& shift, const Tensor& 
   return true;
 }
 
-// Sets how a tensor is divided at a dimension; `stacked` tensors are one entry of a new dimension.
+// Sets how a tensor is split at a dimension; `stacked` tensors are one entry of a new dimension.
 void divide(const Tensor& like, int64_t at, bool stacked, Parts& parts) {
   parts.outer = 1;
   parts.inner = static_cast<int64_t>(like.element_size());
@@ -66,9 +66,8 @@ void divide(const Tensor& like, int64_t at, bool stacked, Parts& parts) {
     (d < at ? parts.outer : parts.inner) *= d == at && !stacked ? 1 : like.size(d);
 }
 
-// Bytes between the pieces of a tensor that is divided at a dimension; -1 if a piece is not
-// contiguous. Graphs that were taken out of a dataset are views, whose rows lie as far apart as
-// they do there.
+// Bytes between the pieces of a tensor that is split at a dimension; -1 if a piece is not
+// contiguous. Graphs from a dataset are views, with the strides of the whole dataset.
 int64_t step_of(const Tensor& t, int64_t at, int64_t bytes) {
   const auto sizes = t.sizes(), strides = t.strides();
   const int64_t lowest = at == 1 ? 1 : 0;  // rows may be any distance apart
@@ -83,8 +82,7 @@ int64_t step_of(const Tensor& t, int64_t at, int64_t bytes) {
 // [parts] or [parts, size(0)], is added.
 //
 // Returns the result and where each part begins in it, [parts + 1]; nothing for tensors that are
-// not in the memory of the CPU, whose pieces are not contiguous, or that differ in type or in other
-// sizes.
+// not on the CPU, whose pieces are not contiguous, or that differ in type or in other sizes.
 std::vector<Tensor> join(std::vector<Tensor> tensors,
                          std::optional<int64_t> dim,
                          std::optional<Tensor> shift) {
@@ -131,8 +129,8 @@ std::vector<Tensor> join(std::vector<Tensor> tensors,
   return {out, slices};
 }
 
-// Takes parts of a tensor along `dim`: part i are the entries from where[index[i]] to
-// where[index[i] + 1]. `shift` and the result are those of `join`.
+// Takes parts of a tensor along `dim`: part i has the entries from where[index[i]] to
+// where[index[i] + 1]. `shift` and the result are as for `join`.
 std::vector<Tensor> take(const Tensor& value,
                          int64_t dim,
                          const Tensor& where,
@@ -168,7 +166,7 @@ std::vector<Tensor> take(const Tensor& value,
   return {out, slices};
 }
 
-// Returns the group of every entry, of groups that begin at `ptr`.
+// Returns the group of every entry, for groups that begin at `ptr`.
 Tensor ptr2index(const Tensor& ptr) {
   check_vector(ptr, "ptr", ptr.numel(), true);
   const int64_t groups = ptr.numel() - 1;

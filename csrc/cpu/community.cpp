@@ -1,5 +1,5 @@
-// The passes over the edges that finding communities is made of: pyg_accel/reordering/modularity.py
-// says what they compute, and holds the same in plain torch.
+// The passes over the edges of Louvain's method. pyg_accel/reordering/modularity.py defines what
+// they compute, and has the same in torch.
 #include <bit>
 
 #include "schedule.h"
@@ -7,8 +7,8 @@
 namespace pyg_accel {
 namespace {
 
-// Sums of weights by community, for one node at a time: open addressing, at most half full, and
-// cleared by walking over what was put in.
+// Sums of weights by community, for one node at a time: a hash table with open addressing, at most
+// half full, that is cleared by walking over its entries.
 class Sums {
  public:
   void reserve(int64_t keys) {
@@ -17,7 +17,7 @@ class Sums {
       slots_.assign(size, Slot{-1, 0});
       used_.clear();
     }
-    // A table of the size of this row stays in the fastest cache, whatever the last one needed.
+    // A table of the size of this row, even if it was larger before: it stays in the first cache.
     mask_ = size - 1;
   }
 
@@ -88,7 +88,7 @@ struct Entries {
   }
 };
 
-// Ranges of [0, count) with about the same number of entries, each a task with a table of its own.
+// Ranges of [0, count) with about the same number of entries; each is a task with its own table.
 template <class Work, class Run>
 void parallel_ranges(int64_t count, const Work& work_of, const Run& run) {
   std::vector<int64_t> bounds{0};
@@ -159,7 +159,7 @@ Tensor community_best(const Tensor& rowptr,
   return result;
 }
 
-// Neighbours of every community in ascending order, those inside left out.
+// Neighbours of every community in ascending order, without edges inside of it.
 std::vector<Tensor> community_merge(const Tensor& rowptr,
                                     const Tensor& col,
                                     const std::optional<Tensor>& weight,

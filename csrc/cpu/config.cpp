@@ -12,9 +12,9 @@
 namespace pyg_accel {
 namespace {
 
-// The kernel's list is read first: in virtual machines the C library may add up every cache of the
-// host, which no program here can use. C's files, not C++'s: those read numbers by a locale, which
-// fails where this library and torch have different copies of the C++ library.
+// Reads sysfs first: in virtual machines the C library may report the sum of all caches of the
+// host. With fopen(), as C++ streams read numbers with a locale, which fails if this library and
+// torch have different copies of the C++ library.
 int64_t last_level_cache() {
   for (int index = 4; index >= 2; --index) {
     const std::string path =
@@ -79,7 +79,7 @@ const std::vector<Isa>& instruction_sets() {
   return all;
 }
 
-// By name, or the fastest that this processor runs; null if it runs none of that name.
+// By name, or the fastest that this processor supports; null if it does not support that name.
 const Isa* find_isa(const std::string& name) {
   const Isa* found = nullptr;
   for (const Isa& isa : instruction_sets())

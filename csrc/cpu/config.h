@@ -1,4 +1,4 @@
-// What the processor offers and what a test or a user overrode.
+// The features of the processor, and what a test or a user overrides.
 #pragma once
 
 #include <cstdint>

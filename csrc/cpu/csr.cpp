@@ -4,8 +4,8 @@
 namespace pyg_accel {
 namespace {
 
-// Stable counting sort of `keys` into buckets. Threads own contiguous chunks of the input and a
-// count for every bucket, so the order inside a bucket is the input's whatever the threads do.
+// Stable counting sort of `keys` into buckets. Each thread has a contiguous chunk of the input and
+// a count per bucket, so the order inside a bucket is that of the input for any number of threads.
 // place(input position, output position) is called once for each element.
 template <class Key, class Out, class Place>
 void counting_sort(const Key* keys,

@@ -1,8 +1,8 @@
 // SDDMM with a dot product, and the softmax over a row's entries. Included once per instruction
 // set.
 
-// Lane i of the result is lane i + Step of v. The shuffle's indices must be constants by their
-// form: GCC does not fold a loop that fills them, and then spends longer on them than on the sum.
+// Lane i of the result is lane i + Step of v. The indices of the shuffle must be literals: GCC does
+// not unroll a loop that fills them, and computing them takes longer than the sum.
 template <class A, int Step, int... Lanes>
 inline vec_t<A> rotate(vec_t<A> v, std::integer_sequence<int, Lanes...>) {
   return __builtin_shuffle(v, mask_t<A>{((Lanes + Step) % kLanes<A>)...});
@@ -19,7 +19,7 @@ inline mask_t<A> lane_numbers() {
   return lane_numbers<A>(std::make_integer_sequence<int, kLanes<A>>{});
 }
 
-// Adds up the lanes by halving, in registers and in a fixed order.
+// Sums the lanes by halving, in registers and in a fixed order.
 template <class A, int Step = kLanes<A> / 2>
 inline A horizontal_sum(vec_t<A> v) {
   v += rotate<A, Step>(v, std::make_integer_sequence<int, kLanes<A>>{});

@@ -75,8 +75,8 @@ struct EdgeList {
   }
 };
 
-// Whether nothing is reduced, and rows of features lie in the order of the edge list: better read
-// and written one after another than by rows of the graph, all over memory.
+// Whether nothing is reduced, and rows of features are in the order of the edge list: reading and
+// writing them in this order is faster than by rows of the graph, at random.
 bool is_list(const ProgramArgs& args) {
   bool wide = !args.sum_result && args.width > 1;
   for (int i = 0; i < args.num_operands; ++i)
@@ -161,8 +161,8 @@ std::vector<Tensor> gspmm(const Tensor& rowptr,
     return results;
   }
 
-  // One source operand at a time is hot; blocking by its width serves the others too. A message
-  // that is summed over its width needs all of it at once.
+  // Blocks of columns are sized by one source operand, and suit the others. A message that is
+  // summed over its width needs all columns at once.
   const int64_t element = element_bytes(like.scalar_type());
   int64_t sources = 0;
   for (int i = 0; i < args.num_operands; ++i)

@@ -4,10 +4,10 @@
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 #include <immintrin.h>
 
-// The compiler warns of its own headers, and of vectors passed inside this file alone.
+// GCC warns about its own headers, and about vectors as arguments of functions in this file.
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #pragma GCC diagnostic ignored "-Wpsabi"
-// Stays in force to the end of the file, where templates are instantiated.
+// In effect to the end of the file, where templates are instantiated.
 #pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,prefer-vector-width=512")
 #define PYG_ACCEL_HAS_ISA 1
 #endif
@@ -18,5 +18,5 @@
 #ifdef PYG_ACCEL_HAS_ISA
 #include "isa_kernels.h"
 #else
-// Another compiler or processor family: the portable kernels stand in (see config.cpp).
+// Other compilers and processor families use the portable kernels (see config.cpp).
 #endif

@@ -28,7 +28,7 @@ using Dtype = PYG_ACCEL_DTYPE;
 #define PYG_ACCEL_PAIR(fn) PYG_ACCEL_PAIR_OF(fn, Dtype)
 #define PYG_ACCEL_COLUMN_PAIR(fn) {fn<T, uint8_t>, fn<T, uint16_t>}
 
-// A template, so that what a dtype does not have is not compiled.
+// A template, so that kernels that a dtype does not have are not compiled.
 template <class T>
 constexpr CbsrKernels cbsr_kernels() {
   if constexpr (std::is_floating_point_v<T>) {

@@ -1,8 +1,8 @@
 // The contract between operators (which check, allocate, schedule) and row kernels (which compute).
 //
-// A kernel handles a range of rows and a range of feature columns and writes nothing else, so
-// ranges may run in parallel. `eid` may be null: entry k of the CSR then is edge k. Pointers are
-// untyped here because one table serves every dtype; rowptr, col, eid and arg share one index type.
+// A kernel only writes a range of rows and a range of feature columns, so ranges may run in
+// parallel. `eid` may be null: entry k of the CSR is edge k then. Pointers are untyped here because
+// one table is for all dtypes; rowptr, col, eid and arg have the same index type.
 #pragma once
 
 #include <cstdint>
@@ -27,10 +27,10 @@ enum class Reduce : int {
 // count.
 inline constexpr int64_t kHubDegree = 4096;
 inline constexpr int64_t kPieceEntries = 2048;
-// Entries that are added up in a row before their sum joins the others: it keeps the rounding error
-// of long sums that of short ones.
+// Entries that are summed before their sum is added to the others: the rounding error of long sums
+// stays that of short ones.
 inline constexpr int64_t kRunEntries = 256;
-// Column chunks of one row that are worked on before the next row.
+// Column chunks of one row that are computed before the next row.
 inline constexpr int kMaxSteps = 16;
 
 struct Csr {
@@ -44,11 +44,11 @@ struct Csr {
   bool sorted;  // columns ascend within each row
 };
 
-// How a row of edge features meets the row of x; SpMM with one weight an edge always multiplies.
+// How a row of edge features is combined with the row of x; one weight per edge multiplies.
 enum class Combine : int { kMul = 0, kAdd = 1, kSub = 2, kReverseSub = 3 };
 
 // out[r, h, f] = reduce over entries k of row r of  weight[eid k, h] * x[col k, h, f]
-// or, with a whole row of features an edge, of  relu?(weight[eid k, h, f] combined with x)
+// or, with a row of features per edge, of  relu?(weight[eid k, h, f] combined with x)
 struct SpmmArgs {
   Csr csr;
   const void* x;  // [num_cols, heads, width], rows x_stride elements apart, from column x_begin on
@@ -139,7 +139,7 @@ struct SoftmaxArgs {
   int64_t heads;
 };
 
-// The k largest of each row of x, with their columns in rising order.
+// The k largest elements of each row of x, with their columns in ascending order.
 struct MaxkArgs {
   const void* x;  // [rows, width]
   void* values;   // [rows, k]
@@ -149,7 +149,7 @@ struct MaxkArgs {
   bool wide;
 };
 
-// Which columns of `width` the k slots of every row of a CBSR matrix are.
+// The columns, of `width`, of the k slots of every row of a CBSR matrix.
 struct CbsrColumns {
   const void* indices;  // [rows, k], uint8 or, if `wide`, uint16
   bool wide;
@@ -157,8 +157,8 @@ struct CbsrColumns {
   int64_t width;
 };
 
-// Products of the graph with CBSR features: k values and columns for each source node, in float or
-// double alone. `x` and `out` are what the operator at hand reads and writes:
+// Products of the graph with CBSR features: k values and columns for each source node, only in
+// float or double. `x` and `out` are what each operator reads and writes:
 //   spmm    out[i, c] = sum (mean) over entries (i, j) and slots s with indices[j, s] = c of
 //           weight * values[j, s]
 //   sspmm   out[j, s] = sum over entries (i, j) of weight * x[i, indices[j, s]]
@@ -227,8 +227,8 @@ struct Piece {
 
 struct StagesArgs;  // see stages.h
 
-// In float and double alone. Of the pairs, the second is for 64-bit indices of the graph or, in the
-// products with a dense matrix, for 16-bit columns.
+// Only in float and double. Of pairs, the second is for 64-bit indices of the graph or, in products
+// with a dense matrix, for 16-bit columns.
 struct CbsrKernels {
   // `scratch` and `partial`: width and 2 * width numbers.
   void (*spmm_rows[2])(const CbsrArgs&, int64_t begin, int64_t end, void* scratch);
@@ -247,8 +247,8 @@ struct CbsrKernels {
 // `scratch` holds 3 * args.most numbers.
 using SampledRows = void (*)(const SampledArgs&, const Range&, int64_t* scratch);
 
-// What one instruction set does in one dtype. Each is a file of its own to compile, so that they
-// share out among cores. Of the pairs, the second is for 64-bit indices.
+// The kernels of one instruction set in one dtype. Each is a separate file, so that they compile in
+// parallel. Of pairs, the second is for 64-bit indices.
 struct Kernels {
   void (*spmm_rows[2])(const SpmmArgs&, const Range&);
   void (*spmm_piece[2])(const SpmmArgs&, const Piece&, void* partial);
@@ -284,8 +284,8 @@ PYG_ACCEL_DECLARE_KERNELS(avx2)
 PYG_ACCEL_DECLARE_KERNELS(avx512)
 #undef PYG_ACCEL_DECLARE_KERNELS
 
-// Those of the fastest instruction set that this processor has, unless a test or a user chose
-// another by name.
+// The kernels of the fastest instruction set that this processor supports, unless a test or a user
+// has chosen another by name.
 const Kernels& kernels(DType dtype);
 
 }  // namespace pyg_accel

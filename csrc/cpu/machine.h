@@ -1,7 +1,7 @@
-// A small register machine for any message formula. It runs one instruction over a tile at a time:
-// a block of columns of one entry, or of several entries of a row, or of short rows, where the
-// block is narrow. So the cost of dispatch is shared by up to kTile elements, and every
-// intermediate stays in the first-level cache. Included once per instruction set.
+// A small register machine for any message formula. It runs each instruction on a tile: a block of
+// columns of one entry, or, if the block is narrow, of several entries of a row or of short rows.
+// So up to kTile elements share the cost of dispatch, and every intermediate result stays in the
+// first-level cache. Included once per instruction set.
 
 // A register holds the values of `count` entries: [count, columns] if wide, else [count].
 template <class T, class I>
@@ -11,7 +11,7 @@ class Machine {
   using V = vec_t<A>;
   static constexpr int L = kLanes<A>;
 
-  // `rows`: of every entry, where entries are not those of one row at a time; else null.
+  // `rows`: of every entry, if entries are not those of one row at a time; else null.
   Machine(const ProgramArgs& a, Scratch<T, I>& scratch, const I* rows = nullptr)
       : a_(a),
         col_(static_cast<const I*>(a.csr.col)),
@@ -43,10 +43,10 @@ class Machine {
       per_entry_[a.results[i]] = true;
   }
 
-  // What operands of side kNumber are read from in the next calls.
+  // Sets where the next calls read operands of side kNumber.
   void use(const Numbers<A>& numbers) { numbers_ = numbers; }
 
-  // `rows` has those of entries k, k + 1, ... alone.
+  // `rows` only has those of entries k, k + 1, ...
   void use_rows(int64_t k, int count) {
     first_row_ = k;
     num_rows_ = count;
@@ -110,7 +110,7 @@ class Machine {
     return value_of(a_.result);
   }
 
-  // What a register holds after `evaluate`, [count, columns].
+  // The contents of a register after `evaluate`, [count, columns].
   const A* value_of(int r) { return wide_[r] || columns_ == 1 ? registers_[r] : spread(r); }
 
   const int64_t* edges() const { return edges_; }
@@ -193,7 +193,7 @@ class Machine {
       copy(base + row_of(moving, k + j) * moving.stride, n, to + j * n);
   }
 
-  // Inlined by force: the compiler thinks a function that only prefetches does nothing.
+  // Always inlined: GCC removes calls of a function that only prefetches.
   __attribute__((always_inline)) void prefetch(const Moving<I>& moving, int64_t k, int n) const {
     const T* base = static_cast<const T*>(moving.base);
     const int bytes = n * static_cast<int>(sizeof(T));
@@ -220,7 +220,7 @@ class Machine {
     index_[o] = to;
   }
 
-  // What depends on the target alone was computed for one entry: says it for every entry of a tile.
+  // Repeats a value that only depends on the target, computed once, for every entry of a tile.
   void repeat_invariants() {
     for (int r = 0; r < a_.num_operands + a_.num_instructions; ++r) {
       if (!invariant_[r] || !per_entry_[r])
@@ -277,7 +277,7 @@ class Machine {
     map(to, [&](int n, int i) { return f(part(a, n, i)); });
   }
 
-  // One entry has one value of a narrow input: no need to write it out.
+  // One entry has one value of a narrow input, which needs no copy per column.
   template <class F>
   void binary(int to, const Instruction& in, F f) {
     const A *a = registers_[in.a], *b = registers_[in.b];
@@ -306,7 +306,7 @@ class Machine {
                                       : A{};
   }
 
-  // Not inlined: a call is nothing beside a tile, and each copy of this takes seconds to compile.
+  // Not inlined: a call is cheap compared with a tile, and each copy takes seconds to compile.
   __attribute__((noinline)) void execute(bool invariant) {
     for (int i = 0; i < a_.num_instructions; ++i) {
       const Instruction& in = a_.instructions[i];

@@ -1,8 +1,7 @@
 // Elementary functions on vectors. Included once per instruction set.
 //
 // fp32: series with an error of at most 2 units in the last place over the whole range, infinities
-// and NaN included. fp64 calls the C library lane by lane: it is the precision of tests, not of
-// speed.
+// and NaN included. fp64 calls the C library lane by lane: it is for tests, and need not be fast.
 
 template <class A, class F>
 inline vec_t<A> each_lane(vec_t<A> x, F f) {

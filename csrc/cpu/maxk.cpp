@@ -89,8 +89,8 @@ Tensor cbsr_spmm(const Tensor& rowptr,
   return out;
 }
 
-// Threads own columns of the graph, so no two of them add to the same element. Each range of
-// columns goes over all rows: as few ranges as keep what they write in a share of the cache.
+// Each thread has columns of the graph, so no two of them add to the same element. Each range of
+// columns visits all rows: there are as few ranges as fit their results into a share of the cache.
 Tensor cbsr_sspmm(const Tensor& rowptr,
                   const Tensor& col,
                   const std::optional<Tensor>& eid,
@@ -111,7 +111,7 @@ Tensor cbsr_sspmm(const Tensor& rowptr,
   args.out = out.mutable_data_ptr();
   if (out.numel() == 0)
     return out;
-  // The transpose by its row pointers alone: where its entries are.
+  // Only the row pointers of the transpose: they tell how many entries a column has.
   const Csr transposed{
       rowptr_t.const_data_ptr(), nullptr,       nullptr, num_cols, args.csr.num_rows,
       args.csr.num_entries,      args.csr.wide, true};
@@ -157,14 +157,14 @@ Tensor cbsr_dot(const Tensor& rowptr,
   return out;
 }
 
-// What all products with a dense matrix share.
+// Common arguments of all products with a dense matrix.
 CbsrLinearArgs linear_args(const Tensor& indices, int64_t width, int64_t columns) {
   CbsrLinearArgs args{columns_of(indices, width)};
   args.columns = columns;
   return args;
 }
 
-// run(begin, end) over rows, of which each takes k * columns multiplications.
+// Calls run(begin, end) for ranges of rows with k * columns multiplications each.
 template <class Run>
 void parallel_products(const CbsrLinearArgs& a, int64_t rows, const Run& run) {
   const int64_t some = std::max<int64_t>(1, 8 * kSerialElements / (a.k * a.columns + 1));
@@ -204,8 +204,8 @@ Tensor cbsr_sddmm(const Tensor& x, const Tensor& indices, const Tensor& dense) {
   return out;
 }
 
-// Rows are cut into pieces that depend on sizes alone, each with sums of its own, and these are
-// added up in order: the result does not depend on the threads.
+// Rows are cut into pieces that only depend on sizes. Each piece has its own sums, and these are
+// added up in order, so the result does not depend on the number of threads.
 Tensor cbsr_mm_t(const Tensor& values, const Tensor& indices, int64_t width, const Tensor& x) {
   constexpr int64_t most_pieces = 16, least_rows = 512, most_bytes = int64_t{1} << 25;
   CbsrLinearArgs args = linear_args(indices, width, x.size(1));

@@ -1,10 +1,10 @@
-// The k largest of each row by bisection on the bits of its floats. Included once per instruction
-// set (see vec.h).
+// The k largest elements of each row, by bisection on the bits of floats. Included once per
+// instruction set (see vec.h).
 //
-// A float's bits, as an integer with the negative ones turned round, are ordered like the float.
+// The bits of floats as integers, with those of negative floats inverted, have the order of floats.
 
-// Writes the keys of a row, padded with the least one; NaN largest and all alike, -0.0 equal to
-// 0.0.
+// Writes the keys of a row, padded with the smallest one; all NaN are equal and the largest, -0.0
+// equals 0.0.
 template <class T>
 inline void maxk_keys(const T* x, int64_t width, typename Simd<acc_t<T>>::Lane* keys) {
   using A = acc_t<T>;
@@ -26,7 +26,7 @@ inline void maxk_keys(const T* x, int64_t width, typename Simd<acc_t<T>>::Lane* 
   }
 }
 
-// Bit i says whether key i of a vector is at least `least`.
+// Bit i tells whether key i of a vector is at least `least`.
 template <class A>
 inline uint32_t maxk_mask(const typename Simd<A>::Lane* keys, typename Simd<A>::Lane least) {
 #if PYG_ACCEL_VEC_BYTES == 64
@@ -90,7 +90,7 @@ inline void maxk_row(const MaxkArgs& a, int64_t row, typename Simd<acc_t<T>>::La
     low = keys[c] < low ? keys[c] : low;
     high = keys[c] > high ? keys[c] : high;
   }
-  // The largest threshold that at least k keys reach.
+  // The largest threshold for which at least k keys are as large.
   while (low < high) {
     const Key middle = (low | high) - ((low ^ high) >> 1);  // rounded up, without overflow
     const int64_t count = maxk_count<A>(keys, a.width, middle);
@@ -101,7 +101,7 @@ inline void maxk_row(const MaxkArgs& a, int64_t row, typename Simd<acc_t<T>>::La
     if (count == a.k)
       break;
   }
-  // Of those that equal it, the lowest columns.
+  // Of keys equal to it, those of the lowest columns.
   int64_t need = a.k - (low == most ? 0 : maxk_count<A>(keys, a.width, low + 1));
   T* values = static_cast<T*>(a.values) + row * a.k;
   C* indices = static_cast<C*>(a.indices) + row * a.k;

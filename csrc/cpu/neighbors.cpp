@@ -20,7 +20,7 @@ const int64_t* longs(const Tensor& t) {
   return t.numel() ? static_cast<const int64_t*>(t.const_data_ptr()) : nullptr;
 }
 
-// Random numbers of one target: a function of the seed and the number of the stream alone.
+// Random numbers of one target: a function of only the seed and the number of the stream.
 class Random {
  public:
   Random(uint64_t seed, uint64_t stream) : state_(mix(seed + mix(stream))) {}
@@ -41,7 +41,7 @@ class Random {
   uint64_t state_;
 };
 
-// The edges of a type, by target, and those of them that are sampled.
+// The edges of a type, by target, and the sampled ones.
 template <class I>
 struct Relation {
   const I* colptr;
@@ -85,7 +85,7 @@ struct NodeType {
 
 constexpr int64_t kMostSamples = int64_t{1} << 40;  // of a hop: more than any memory holds
 
-// What a task works in.
+// Scratch memory of a task.
 struct Scratch {
   std::vector<uint64_t> drawn;  // a bit an entry of the row, all zero between rows
   std::vector<std::pair<double, int64_t>> keys;
@@ -235,7 +235,7 @@ class NeighborSampler {
     return {begin, end};
   }
 
-  // How many edges of a range are drawn. Those without weight are none but where all are taken.
+  // How many edges of a range are drawn. Edges of weight 0 are only taken if all edges are.
   int64_t picks(const Relation<I>& r, Range range, int64_t k) {
     const int64_t degree = range.end - range.begin;
     if (takes_all(degree, k))
@@ -294,7 +294,7 @@ class NeighborSampler {
     }
   }
 
-  // The keys of Efraimidis and Spirakis: the smallest values of an exponential clock an edge.
+  // Weighted sampling by Efraimidis and Spirakis: the smallest of an exponential variate per edge.
   static void pick_weighted(const Relation<I>& r,
                             Range range,
                             int64_t size,
@@ -325,7 +325,7 @@ class NeighborSampler {
     for (int64_t e = range.begin; e < range.end; ++e)
       sums.push_back(total += r.weight_of(e));
     for (int64_t j = 0; j < size; ++j) {
-      // The first sum that reaches the draw, which is positive: never an edge without weight.
+      // The first sum that reaches the draw, which is positive: never an edge of weight 0.
       const double draw = random.uniform() * total;
       const int64_t at = std::lower_bound(sums.begin(), sums.end(), draw) - sums.begin();
       out[j] = static_cast<I>(range.begin + at);
@@ -373,10 +373,9 @@ std::string run(NeighborSampler<I>& sampler,
 }
 
 // Relation r has the edges from nodes of type ends[2 r] to those of type ends[2 r + 1]. Empty
-// tensors stand for times and weights that there are none of. Returns row, col and edge of each
-// relation, node and batch of each type; how many nodes of each type are seeds, and of every hop
-// how many edges of each relation and nodes of each type it found; and what is wrong with the
-// graph, or nothing.
+// tensors mean that there are no times or weights. Returns row, col and edge of each relation, node
+// and batch of each type; the number of seeds of each type, and for every hop the number of edges
+// of each relation and of nodes of each type; and what is wrong with the graph, or nothing.
 std::tuple<std::vector<Tensor>, Tensor, std::string> neighbor_sample(
     const std::vector<Tensor>& colptr,
     const std::vector<Tensor>& row,

@@ -1,5 +1,5 @@
-// A slice of the columns of X, copied together. Rows of the slice alone fill far fewer memory pages
-// than rows cut out of the whole matrix, so random access to them stays within the TLB.
+// A contiguous copy of a slice of the columns of X. Its rows are on far fewer memory pages than in
+// the whole matrix, so random accesses stay within the TLB.
 #pragma once
 
 #include <cstdint>

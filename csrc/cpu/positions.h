@@ -1,4 +1,4 @@
-// Positions of sampled nodes: open addressing, at most half full.
+// Positions of sampled nodes: a hash table with open addressing, at most half full.
 #pragma once
 
 #include <bit>
@@ -9,8 +9,8 @@
 
 namespace pyg_accel {
 
-// The nodes of a type in the order of their first appearance. Where subgraphs are disjoint, those
-// of each seed, which is a node's batch, are nodes of their own.
+// The nodes of a type in the order of their first appearance. If subgraphs are disjoint, the same
+// node for two seeds counts as two; its batch is the seed.
 template <class I>
 class Positions {
  public:
@@ -19,7 +19,7 @@ class Positions {
       : like_(like),
         num_nodes_(num_nodes),
         disjoint_(num_batches > 0),
-        // Then a key fits a slot, and to find one is to have it.
+        // A key fits a slot then, so comparing keys suffices.
         exact_(static_cast<double>(num_nodes) * (disjoint_ ? num_batches : 1) < 4294967296.0) {}
 
   int64_t size() const { return static_cast<int64_t>(nodes_.size()); }
@@ -32,7 +32,7 @@ class Positions {
     __builtin_prefetch(slots_ + start(key(node, batch)));
   }
 
-  // Adds a node, which keeps its first position if it has one.
+  // Adds a node, unless it has a position already.
   void append(I node, int64_t batch) {
     Slot* slot = place(node, batch);
     if (slot->position == kFree)
@@ -40,7 +40,7 @@ class Positions {
     push(node, batch);
   }
 
-  // Returns the position of a node, a new one if it has none.
+  // Returns the position of a node, and adds the node if it has none.
   int64_t insert(I node, int64_t batch) {
     Slot* slot = place(node, batch);
     if (slot->position != kFree)
@@ -88,7 +88,7 @@ class Positions {
     }
   }
 
-  // The slot of a node, and room for it.
+  // The slot of a node, after making room for it.
   Slot* place(I node, int64_t batch) {
     if (2 * nodes_.size() >= mask_)
       enlarge();

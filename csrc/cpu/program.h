@@ -1,4 +1,4 @@
-// Message formulas as the register machine takes them, from what pyg_accel/backends/cpu/program.py
+// Programs of the register machine, from the integers that pyg_accel/backends/cpu/program.py
 // writes.
 #pragma once
 
@@ -15,7 +15,7 @@ Operand operand_of(const Tensor& t, int64_t side, DType dtype, int64_t heads, in
 // Fills in the instructions of a program whose operands are known, from `fields` integers.
 void set_instructions(ProgramArgs& args, const int64_t* code, int64_t fields);
 
-// Raises unless the operands have as many rows as the graph says.
+// Raises unless the operands have the numbers of rows of the graph.
 void check_sides(const Csr& csr,
                  const std::vector<Tensor>& operands,
                  const std::vector<int64_t>& sides);

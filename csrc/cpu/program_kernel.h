@@ -1,5 +1,5 @@
-// Binary-reduce for any message formula: the machine computes the messages of a row tile by tile,
-// and they are reduced here. Included once per instruction set.
+// Binary-reduce for any message formula: the register machine (machine.h) computes the messages of
+// a row tile by tile, and this file reduces them. Included once per instruction set.
 
 template <class T, class I>
 class Reducer {
@@ -39,8 +39,8 @@ class Reducer {
     taken_ = k1 - k0;
   }
 
-  // The same of rows [row, row_end), whose entries fit one tile, and writes their results: those of
-  // `row` at element offset `place` in the outputs, `columns` from row to row.
+  // The same for rows [row, row_end), whose entries fit one tile, and writes their results: those
+  // of `row` at element offset `place` in the outputs, with a stride of `columns` between rows.
   void
   rows(int64_t row, int64_t row_end, int64_t h, int64_t f, int n, int64_t place, int64_t columns) {
     const int64_t k0 = rowptr_[row];
@@ -72,7 +72,7 @@ class Reducer {
     }
   }
 
-  // The same for a message that is summed over the whole width: one value an entry.
+  // The same for a message that is summed over the whole width: one value per entry.
   void summed_entries(int64_t row, int64_t k0, int64_t k1, int64_t h) {
     n_ = 1;
     head_ = h;
@@ -170,7 +170,7 @@ class Reducer {
     return a_.reduces[r] == Reduce::kMean && taken_ > 1 ? static_cast<A>(taken_) : A(1);
   }
 
-  // The sum of a row's messages, which are one run, without a stay in the accumulators.
+  // The sum of the messages of a row with a single run, without the accumulators.
   void write_sum(int r, const A* messages, int64_t place) {
     T* out = static_cast<T*>(a_.outs[r]) + place;
     const V scale = splat<A>(scale_of(r));
@@ -186,14 +186,14 @@ class Reducer {
     return a_.arg_is_col ? col_[k] : eid_ ? eid_[k] : static_cast<I>(k);
   }
 
-  // A program of which nothing is the same for the entries of a tile.
+  // A program without values that all entries of a tile share.
   static ProgramArgs entry_by_entry(ProgramArgs a) {
     for (int i = 0; i < a.num_instructions; ++i)
       a.instructions[i].invariant = false;
     return a;
   }
 
-  // Entries of the next tile; a tile ends where a run of additions does.
+  // Entries of the next tile; a tile ends at the end of a run of additions.
   int tile_at(int64_t k, int64_t k1, int64_t most) const {
     const int64_t run = kRunEntries - (k - first_) % kRunEntries;
     return static_cast<int>(smaller(most, smaller(run, k1 - k)));
@@ -294,7 +294,7 @@ class Reducer {
     }
   }
 
-  // The first entry of a row wins whatever it is, a better one later, and NaN over all.
+  // The first entry of a row wins at first, then any better one; NaN wins over all.
   template <class Better>
   void choose(int r, const A* messages, int64_t k, int count, Better better_than) {
     for (int i = 0; i < n_; i += L) {
@@ -344,7 +344,7 @@ inline void program_blocks(const ProgramArgs& a, int64_t f_begin, int64_t f_end,
   }
 }
 
-// Not inlined: rows, lists and pieces share one copy of the loop over entries.
+// Not inlined, so that rows, lists and pieces share one copy of the loop over entries.
 template <class T, class I>
 __attribute__((noinline)) void program_entries(Reducer<T, I>& reducer,
                                                const ProgramArgs& a,
@@ -363,7 +363,7 @@ void program_rows(const ProgramArgs& a, const Range& range) {
   const I* rowptr = static_cast<const I*>(a.csr.rowptr);
   const int64_t columns = a.heads * (a.sum_result ? 1 : a.width);
   Reducer<T, I> reducer(a);
-  // Entries that fit a tile. Where that is several rows, the machine runs once for all of them.
+  // Entries that fit a tile. If these are several rows, the machine runs once for all of them.
   const int64_t most = a.sum_result ? 0 : kTile / smaller(range.f_end - range.f_begin, kTile);
   for (int64_t row = range.row_begin, next; row < range.row_end; row = next) {
     for (next = row + 1; next < range.row_end && rowptr[next + 1] - rowptr[row] <= most;)
@@ -383,7 +383,7 @@ void program_rows(const ProgramArgs& a, const Range& range) {
   }
 }
 
-// Messages that are written out, entry after entry of a list: [row_begin, row_end) are entries.
+// Messages without a reduction, in the order of an edge list: [row_begin, row_end) are entries.
 template <class T, class I>
 void program_list(const ProgramArgs& a, const Range& range) {
   constexpr int64_t kChunk = 128;  // what the heads of an entry have in common stays in the cache

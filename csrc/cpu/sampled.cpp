@@ -23,7 +23,7 @@ int64_t longest_row(const Csr& csr) {
   return most;
 }
 
-// What Rescale::kGcn multiplies the entries of a column by; a column has many of them.
+// The factors of Rescale::kGcn by column, computed once for all entries of a column.
 std::vector<double> source_factors(const Csr& csr, int64_t limit) {
   constexpr int64_t kChunk = 1 << 14;
   std::vector<double> factors(csr.num_rows);

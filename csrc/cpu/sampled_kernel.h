@@ -1,10 +1,10 @@
-// Sums over a sample of each row's entries, in the two stages of the ES-SpMM paper (section IV):
-// the entries are chosen and their columns and factors laid side by side, in memory that stays in
-// the first-level cache; then rows of x are added up from there. Included once per instruction set.
+// Sums over a sample of the entries of each row, in the two stages of the ES-SpMM paper (section
+// IV): choose entries, and copy their columns and factors into an array in the first-level cache;
+// then sum these rows of x. Included once per instruction set.
 //
 // pyg_accel/backends/sampling.py defines which entries are chosen.
 
-// What 8-bit features are added up and stored in is float.
+// 8-bit features are summed and stored in float.
 template <class T>
 using sampled_out_t = std::conditional_t<sizeof(T) == 1, float, T>;
 
@@ -29,8 +29,7 @@ struct Walk {
   int64_t step;
 };
 
-// Where the sample of a row that is longer than the limit begins, and how far its entries lie
-// apart.
+// The first position and the step of the sample of a row that is longer than the limit.
 inline Walk walk_of(const SampledArgs& a, int64_t row, int64_t degree) {
   if (a.strategy == Strategy::kBucket)
     return {0, 1};
@@ -54,7 +53,7 @@ inline double square_root(double x) {
 #endif
 }
 
-// Adds up `count` rows of x, NV vectors of columns from `x` on. With `Partial` the last holds n.
+// Sums `count` rows of x, NV vectors of columns from `x` on. With `Partial` the last has n.
 template <class T, int NV, bool Partial, bool Factors>
 inline void sampled_chunk(const SampledArgs& a,
                           const T* x,

@@ -56,8 +56,8 @@ Blocking choose_blocking(const Csr& csr,
     return blocking;  // fits, or too few entries for a row of X to be read again
   const int64_t line = 64 / element_size;  // a narrower slice would fetch bytes it does not use
   blocking.width = std::min(width, std::max(2 * line, budget / column_bytes / line * line));
-  // Sources are cut when even that slice is too large and each block still brings several entries
-  // to every row, so that the extra passes over the output pay.
+  // Sources are split into blocks if even that slice is too large, and if a block still has several
+  // entries per row, so that the extra passes over the output pay.
   const int64_t slice = column_bytes * blocking.width;
   const int64_t blocks = (slice + budget - 1) / budget;
   if (may_cut_cols && csr.sorted && blocks > 1 && csr.num_entries >= 8 * blocks * csr.num_rows)

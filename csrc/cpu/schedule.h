@@ -1,4 +1,5 @@
-// Who does what: rows in pieces of about equal work, hub rows cut up, X in blocks that fit a cache.
+// Division of work: rows in pieces of about equal work, hub rows split, X in blocks that fit a
+// cache.
 #pragma once
 
 #include <torch/csrc/stable/ops.h>
@@ -13,9 +14,9 @@
 
 namespace pyg_accel {
 
-// What the last-level cache holds of X at a time. The columns of X are cut first (a narrower slice
-// of every row), then its rows (ranges of source ids): cutting columns costs another read of the
-// indices, cutting rows another read and write of the output.
+// The block of X that should fit the last-level cache. First the columns of X are split, then its
+// rows (ranges of source ids): more blocks of columns mean more reads of the indices, more blocks
+// of rows more reads and writes of the output.
 struct Blocking {
   int64_t width;  // feature columns a pass
   int64_t cols;   // source ids a pass; num_cols if not cut

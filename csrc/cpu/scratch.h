@@ -1,14 +1,15 @@
-// What the register machine (machine.h) works in and on. Included once per instruction set.
+// Scratch memory and operands of the register machine (machine.h). Included once per instruction
+// set.
 
 inline constexpr int kTile = 256;
 
 inline constexpr int kRegisters = kMaxOperands + kMaxInstructions;
 
-// Where a machine puts what it computes. Machines that take turns may share one.
+// The registers of a machine. Machines that run one after another may share them.
 template <class T, class I>
 struct Scratch {
   using A = acc_t<T>;
-  // A vector more than a tile: the last store of a loop may reach over its end.
+  // A tile and another vector, as the last store of a loop may exceed the tile.
   alignas(64) A values[kRegisters][kTile + 16];
   alignas(64) A spread[kRegisters][kTile + 16];
   alignas(64) I indices[kMaxOperands][kTile];
@@ -23,7 +24,7 @@ struct Numbers {
   int64_t heads = 1;
 };
 
-// An operand of which every entry reads another row.
+// An operand of which each entry reads a different row.
 template <class I>
 struct Moving {
   int number;

@@ -29,8 +29,8 @@ Tensor dot(const Csr& csr, int64_t heads, const Tensor& a, const Tensor& b) {
   args.out = out.mutable_data_ptr();
 
   const Kernels& table = kernels(dtype);
-  // One pass over the whole width: blocks of columns would write every score several times, and
-  // rows cut out of X reach over as many pages as whole ones.
+  // One pass over the whole width: with blocks of columns, every score would be written several
+  // times, and parts of rows of X touch as many pages as whole rows.
   parallel_rows(args.csr, args.heads * args.width, [&](int64_t begin, int64_t end) {
     table.dot_rows[args.csr.wide](args, Range{begin, end, 0, args.width});
   });
@@ -50,7 +50,7 @@ Tensor softmax(const Tensor& rowptr,
   STD_TORCH_CHECK(scores.is_cpu() && scores.is_contiguous() && scores.dim() == 2,
                   "expected 'scores' to be contiguous [E, H]");
   SoftmaxArgs args{};
-  // The columns play no part: rowptr stands in for them so that the sizes are checked once.
+  // The kernel does not read columns: rowptr is passed for them.
   args.csr = csr_of(rowptr, rowptr, std::nullopt, 0, false);
   args.csr.num_entries = scores.size(0);
   if (eid) {

@@ -103,8 +103,8 @@ std::vector<Tensor> spmm(const Csr& csr,
   return result;
 }
 
-// Routes the gradient of max/min to the source each element came from. Every task owns a slice of
-// columns of the result, so no two of them touch the same element and no atomics are needed.
+// Adds the gradient of max/min to the source of each element. Every task has a range of columns of
+// the result, so no two of them write to the same element and no atomics are needed.
 template <class T, class I>
 void scatter_columns(const T* grad,
                      const I* arg,

@@ -1,5 +1,5 @@
-// SpMM row kernels: pull, accumulators in registers, one pass over a row's entries per chunk of
-// columns. Included once per instruction set (see vec.h).
+// SpMM row kernels in the pull model: accumulators in registers, one pass over the entries of a row
+// per chunk of columns. Included once per instruction set (see vec.h).
 
 enum class Weight { kNone, kScalar, kPerVector, kRow };
 
@@ -7,7 +7,7 @@ enum class Weight { kNone, kScalar, kPerVector, kRow };
 inline constexpr int64_t kPrefetchVectors = 32;
 
 // Accumulates entries [k0, k1) of one row into NV vectors of columns starting at `x`.
-// `partial`: the last two vectors may hold fewer than kLanes columns (n_last[0], n_last[1]).
+// `partial`: the last two vectors may have fewer than kLanes columns (n_last[0], n_last[1]).
 template <class T, class I, int NV, bool Partial, Weight W, bool Max, bool Arg>
 struct SpmmChunk {
   using A = acc_t<T>;
@@ -26,7 +26,7 @@ struct SpmmChunk {
     return load(p + i * L);
   }
 
-  // The same branch for every entry: predicted, and cheaper than a kernel for each.
+  // The branch is the same for all entries, so it is predicted; kernels for both would be larger.
   static V combined(const SpmmArgs& a, V x, V w) {
     V v = a.combine == Combine::kAdd   ? x + w
           : a.combine == Combine::kMul ? x * w
@@ -108,8 +108,8 @@ inline I winner(const SpmmArgs& a, int64_t k) {
   return a.csr.eid ? static_cast<const I*>(a.csr.eid)[k] : static_cast<I>(k);
 }
 
-// The accumulators and winners of a piece of a hub. One function serves all kinds of chunks:
-// written into each, it would be a third of what is compiled.
+// The accumulators and winners of a piece of a hub. One function for all kinds of chunks: inlined
+// into each, it would be a third of the code.
 template <class A>
 __attribute__((noinline)) void spmm_save(const vec_t<A>* acc,
                                          const mask_t<A>* arg,
@@ -161,9 +161,9 @@ inline void spmm_place(const SpmmArgs& a,
   }
   SpmmChunk<T, I, NV, Partial, W, Max, Arg> chunk;
   T* out = static_cast<T*>(a.out) + row * columns + place.offset;
-  // A later source block goes on from what the earlier ones left in `out`.
+  // A later source block continues with the results of the earlier ones in `out`.
   const bool fresh = k0 == k_row || partial;
-  // A maximum starts from what nothing is below, and from the first entry, which wins if all are.
+  // A maximum starts from the lowest value and the first entry, which wins if all are equal to it.
   const bool found = Max && k1 > k0;
   for (int i = 0; i < NV; ++i) {
     chunk.acc[i] = found ? splat<A>(-std::numeric_limits<A>::infinity()) : V{};
@@ -372,7 +372,7 @@ void spmm_piece(const SpmmArgs& a, const Piece& piece, void* partial) {
   });
 }
 
-// Adds up the pieces of a hub row in order, so the result does not depend on the threads.
+// Sums the pieces of a hub row in order, so the result does not depend on the number of threads.
 template <class T, class I>
 void spmm_combine(const SpmmArgs& a, int64_t row, void* partials, int64_t count) {
   using A = acc_t<T>;

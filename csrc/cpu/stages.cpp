@@ -10,7 +10,7 @@ namespace {
 
 constexpr int64_t kMostFlat = 256;  // columns: a tile of the register machine
 
-// What the numbers and the features are made of; see pyg_accel/backends/cpu/stages.py.
+// The programs of numbers and of features; see pyg_accel/backends/cpu/stages.py.
 struct Recipe {
   const std::vector<Tensor>& operands;
   const std::vector<int64_t>& sides;
@@ -43,8 +43,8 @@ class Reader {
   int64_t at_ = 0;
 };
 
-// Heads [begin, begin + heads) of an operand. The program that computes numbers from numbers has
-// heads for columns.
+// Heads [begin, begin + heads) of an operand. For the program that computes numbers from numbers,
+// heads are columns.
 Operand operand_at(const Recipe& recipe,
                    int64_t number,
                    int64_t begin,
@@ -95,7 +95,7 @@ ProgramArgs read_program(Reader& reader,
   return args;
 }
 
-// Makes a program of rows alone see all heads side by side: one start a row instead of one a head.
+// Lets a program of only rows read all heads side by side: one start per row, not one per head.
 bool flatten(ProgramArgs& program) {
   const int64_t columns = program.heads * program.width;
   bool rows = program.heads > 1 && columns <= kMostFlat && program.num_operands > 0;
@@ -112,7 +112,7 @@ bool flatten(ProgramArgs& program) {
   return true;
 }
 
-// Has a program whose entries are those of several rows compute everything for each of them.
+// Lets a program with entries of several rows compute everything for each entry.
 void vary(ProgramArgs& program) {
   for (int i = 0; i < program.num_instructions; ++i)
     program.instructions[i].invariant = false;
@@ -174,9 +174,8 @@ StagesArgs read_stages(const Recipe& recipe, const Csr& csr, int64_t begin, int6
   return args;
 }
 
-// Heads that are worked on at a time: as many as a step has room for, or as a configured width of
-// blocks says. A slice of fewer heads for the sake of the cache would be read with all its numbers
-// again.
+// Heads per pass: as many as a step has room for, or by the configured width of blocks. Fewer
+// heads, to fit a cache, would mean to read all numbers again.
 int64_t heads_at_a_time(const StagesArgs& args) {
   const int64_t block = current_config().block_width;
   int64_t width = 1;
@@ -259,7 +258,7 @@ std::vector<Tensor> stages(const Tensor& rowptr,
   return results;
 }
 
-// Dot products [N, H] of a and b [N, H, F], as wide as sums are.
+// Dot products [N, H] of a and b [N, H, F], in the precision of sums.
 Tensor row_dots(const Tensor& a, const Tensor& b) {
   const DType dtype = dtype_of(a);
   check_features(a, "a", dtype);

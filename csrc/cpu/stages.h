@@ -1,11 +1,11 @@
-// Several sums over the edges of each row in one pass, with what they share computed once: how the
-// CPU computes attention and its gradient.
+// Several sums over the edges of each row in one pass, with shared parts computed once: the CPU
+// kernel of attention and its gradient.
 //
-// Entries are taken in steps: a part of a row, or several short rows. A step first computes
-// numbers, one an entry and head: those that are given for every source, then sums over the width
-// (dot products), then all others from these. With them at hand it adds rows of features to the
-// outputs of each row. So a row of features that serves a score, a value and a gradient comes from
-// memory once and from the cache after that.
+// Entries are processed in steps: a part of a row, or several short rows. A step first computes
+// numbers, one per entry and head: arguments with a number per source, then sums over the width
+// (dot products), then all others from these. Then it adds rows of features, multiplied by numbers,
+// to the outputs of each row. So a row of features that a score, a value and a gradient read comes
+// from memory once, and then from the cache.
 #pragma once
 
 #include "kernels.h"
@@ -14,20 +14,20 @@ namespace pyg_accel {
 
 inline constexpr int kMaxGiven = 2;
 inline constexpr int kMaxSums = 4;
-// Numbers: what is given from 0 on, sums over the width, then what is computed from all of them.
+// Indices of numbers: arguments from 0 on, then sums over the width, then those computed from them.
 inline constexpr int kFirstSum = kMaxGiven;
 inline constexpr int kFirstResult = kFirstSum + kMaxSums;
 inline constexpr int kMaxNumbers = kFirstResult + kMaxResults;
 inline constexpr int kMaxTerms = 8;
 inline constexpr int kMaxOutputs = 6;
 inline constexpr int kMaxStores = 2;
-// Entries of a step: so many, or fewer where they have more heads than kStepNumbers allows.
+// Entries of a step: at most this many, and fewer with many heads, by kStepNumbers.
 inline constexpr int64_t kStepEntries = 64;
 inline constexpr int64_t kStepNumbers = 1024;
 inline constexpr int64_t kMaxStepHeads = 64;
 
-// A sum over the width, an entry and head: the dot product of operands `a` and `b` of the program,
-// or if they are -1 of what the program computes.
+// A sum over the width, per entry and head: the dot product of operands `a` and `b` of the program,
+// or the sum of the result of the program if they are -1.
 struct WideSum {
   ProgramArgs program;
   int a;
@@ -54,7 +54,7 @@ struct Output {
   int64_t place;  // of its first accumulator
 };
 
-// A number that is kept: data[edge * stride + h].
+// A number to return for every edge: data[edge * stride + h].
 struct Store {
   void* data;
   int64_t stride;

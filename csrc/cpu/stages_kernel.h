@@ -9,7 +9,7 @@ class Stages {
   static constexpr int64_t kAhead = 16;  // entries ahead whose features are prefetched
 
  public:
-  // `totals` holds the accumulators of a row or piece.
+  // `totals` has the accumulators of a row or piece.
   Stages(const StagesArgs& a, A* totals)
       : a_(a),
         heads_(a.heads),
@@ -28,8 +28,8 @@ class Stages {
         new (machines_[kTerms + t]) Machine<T, I>(a.terms[t].program, scratch_);
   }
 
-  // Rows [row, end) without hubs. A step takes as many whole rows as it has room for, or a part of
-  // a longer one, so that the order of additions does not depend on where `row` is.
+  // Rows [row, end) without hubs. A step has as many whole rows as fit, or a part of a longer one,
+  // so that the order of additions does not depend on `row`.
   void rows(int64_t row, int64_t end) {
     const I* rowptr = static_cast<const I*>(a_.csr.rowptr);
     const int64_t step = step_entries();
@@ -131,14 +131,14 @@ class Stages {
       of = __builtin_convertvector(head, M);
     }
 
-    // Lane i of the result is that of its head in `numbers`, the first of which is that of `first`.
+    // Lane i of the result is the number of its head; numbers[0] is that of head `first`.
     V spread(V numbers) const { return __builtin_shuffle(numbers, of); }
 
     int64_t first;
     M of;  // the head of each lane, counted from it
   };
 
-  // Lane i of the result is what `f` makes of all lanes whose number is i modulo `period`.
+  // Lane i of the result is the reduction by `f` of all lanes whose index is i modulo `period`.
   template <int Step = L / 2, class F>
   static V folded(V v, int period, F f) {
     if (Step < period)
@@ -150,7 +150,7 @@ class Stages {
       return v;
   }
 
-  // The first n lanes of v, and `other` in the others.
+  // The first n lanes of v; the others are `other`.
   static V first_lanes(V v, int n, A other) {
     return n == L ? v : lane_numbers<A>() < M{} + n ? v : splat<A>(other);
   }
@@ -162,10 +162,10 @@ class Stages {
     return rowptr[row] == rowptr[row + 1];
   }
 
-  // NaN is passed over: the sum of exponentials has it.
+  // Ignores NaN: the sum of exponentials will have it.
   static A larger(A a, A b) { return b > a ? b : a; }
 
-  // By what sums of exponentials change when their largest exponent does.
+  // The factor of sums of exponentials when the largest exponent changes.
   static A factor(A before, A now) { return before == now ? A(1) : std::exp(before - now); }
 
   int64_t step_entries() const { return smaller(kStepEntries, kStepNumbers / heads_); }
@@ -178,8 +178,8 @@ class Stages {
     started_ = false;
   }
 
-  // Numbers of the entries of a step, the first of which belongs to `row`. Not inlined, as rows and
-  // pieces share it.
+  // Numbers of the entries of a step that begins in `row`. Not inlined, so that rows and pieces
+  // share it.
   __attribute__((noinline)) void compute_numbers(int64_t row, int64_t k, int count) {
     const I* rowptr = static_cast<const I*>(a_.csr.rowptr);
     for (int j = 0; j < count; ++j) {
@@ -208,7 +208,7 @@ class Stages {
     compute(k, count);
   }
 
-  // Adds up `count` entries of the step that begins at k, those of `row`, from place `at` on.
+  // Sums the `count` entries of `row`, from position `at` on, in the step that begins at k.
   __attribute__((noinline)) void add_entries(int64_t row, int64_t k, int at, int count) {
     if (count == 0)
       return;
@@ -230,14 +230,14 @@ class Stages {
 
   int64_t ahead(int64_t k) const { return smaller(k + kAhead, a_.csr.num_entries - 1); }
 
-  // Row of an operand that entry j of the step that begins at k reads.
+  // The row of an operand that entry j reads, in the step that begins at k.
   int64_t row_of(const Operand& operand, int64_t k, int j) const {
     return operand.side == Operand::kSource   ? static_cast<int64_t>(col_[k + j])
            : operand.side == Operand::kTarget ? static_cast<int64_t>(targets_[j])
                                               : edges_[j];
   }
 
-  // Inlined by force: the compiler thinks a function that only prefetches does nothing.
+  // Always inlined: GCC removes calls of a function that only prefetches.
   __attribute__((always_inline)) void prefetch(const Operand& operand,
                                                int64_t width,
                                                int64_t k) const {
@@ -276,7 +276,7 @@ class Stages {
     }
   }
 
-  // Sums of `width` lanes each, a divisor of L, of the first n.
+  // Sums of groups of `width` lanes, a divisor of L, of the first n lanes.
   static void segment_sums(V v, int width, int n, A* to) {
     if (width > 1)
       v = running_sum(v, width);
@@ -328,7 +328,7 @@ class Stages {
     }
   }
 
-  // Numbers from numbers: all heads at once, side by side as columns.
+  // Computes numbers from numbers, with all heads at once as columns.
   void compute(int64_t k, int count) {
     if (a_.narrow.num_results == 0)
       return;
@@ -348,8 +348,8 @@ class Stages {
     }
   }
 
-  // Scores become exponentials of their distance to the largest one so far. Where a vector holds
-  // those of several entries, all heads are worked on at once.
+  // Replaces scores by exponentials of their difference from the largest one so far. If a vector
+  // has scores of several entries, all heads are computed at once.
   void exponentiate(A* scores, int count) {
     if (L % heads_ == 0) {
       const int n = count * static_cast<int>(heads_), vectors = (n + L - 1) / L;
@@ -363,8 +363,8 @@ class Stages {
     started_ = true;
   }
 
-  // Of `heads` heads from h on of `count` entries, in vectors `stride` apart, the last of `lanes`
-  // lanes.
+  // The same for `heads` heads from h on and `count` entries, in vectors with a stride of `stride`,
+  // the last with `lanes` lanes.
   void
   exponentiate(A* scores, int count, int64_t stride, int vectors, int lanes, int64_t h, int heads) {
     const A none = -std::numeric_limits<A>::infinity();
@@ -389,14 +389,14 @@ class Stages {
       const int n = whole && i + 1 < vectors ? L : lanes;
       store_n(scores + i * stride, vexp(load_n(scores + i * stride, n) - shift), n);
     }
-    // Entry by entry, so that sums do not depend on how many heads there are.
+    // Entry by entry, so that sums do not depend on the number of heads.
     V sum = load_n(sum_ + h, heads);
     for (int j = 0; j < count; ++j)
       sum += load_n(scores + j * heads_, heads);
     store_n(sum_ + h, sum, heads);
   }
 
-  // Brings what was added up of a head so far to its largest score.
+  // Scales the sums of a head so far to its new largest score.
   void rescale(int64_t h, A before) {
     if (before == most_[h] || before == -std::numeric_limits<A>::infinity())
       return;  // nothing but zeros was added to -inf
@@ -432,7 +432,7 @@ class Stages {
     }
   }
 
-  // What multiplies the features of every entry and head.
+  // The coefficients of the features, for every entry and head.
   const A* coefficients(const Term& term, int at, int count) {
     const A* own = term.coefficient < 0 ? nullptr : numbers_[term.coefficient] + at * heads_;
     const A* weights = a_.scores < 0 ? nullptr : numbers_[a_.scores] + at * heads_;
@@ -500,7 +500,7 @@ class Stages {
     }
   }
 
-  // Of head h, or of all of them side by side.
+  // For head h, or for all heads side by side.
   void add_messages(int t,
                     const A* coefficient,
                     int64_t row,

@@ -1,4 +1,4 @@
-// The steps of stages.h over rows, over pieces of hubs, and what is made of the pieces. Included
+// The steps of stages.h over rows and over pieces of hubs, and the combination of pieces. Included
 // once per instruction set.
 
 template <class T, class I>
@@ -22,7 +22,7 @@ void stages_combine(const StagesArgs& a, int64_t row, void* partials, int64_t co
   stages.finish(row);
 }
 
-// out[row, h] = sum over f of target[row, h, f] * source[row, h, f], accumulators.
+// out[row, h] = sum over f of target[row, h, f] * source[row, h, f], in the accumulation type.
 template <class T>
 void row_dots(const DotArgs& a, const Range& range) {
   const T* target = static_cast<const T*>(a.target);

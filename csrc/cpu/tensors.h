@@ -88,7 +88,7 @@ inline int64_t row_pointer(const Csr& csr, int64_t row) {
                   : static_cast<const int32_t*>(csr.rowptr)[row];
 }
 
-// Features as [rows, heads, width]; rows may be any distance apart, the rest is contiguous.
+// Features as [rows, heads, width]; rows may have any stride, the rest is contiguous.
 inline void check_rows(const Tensor& t, const char* name) {
   STD_TORCH_CHECK(t.is_cpu() && t.dim() == 3, "expected '", name,
                   "' to be a CPU tensor [rows, H, F]");
@@ -102,9 +102,9 @@ inline void check_features(const Tensor& t, const char* name, DType dtype) {
   STD_TORCH_CHECK(dtype_of(t) == dtype, "expected '", name, "' to share the dtype of the others");
 }
 
-// Asks for large pages under fresh memory. A large result is a fresh mapping every time, and the
-// first touch of its small pages can cost more than computing what goes there. Only a wish: where
-// the system grants none, nothing changes.
+// Requests large pages for new memory. A large result is a new mapping each time, and the first
+// access to its small pages can take longer than computing it. If the system has no large pages,
+// nothing changes.
 inline void prefer_huge_pages(void* data, int64_t bytes) {
 #ifdef MADV_HUGEPAGE
   constexpr uintptr_t kHugePage = uintptr_t{2} << 20;

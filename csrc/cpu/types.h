@@ -6,21 +6,21 @@
 
 namespace pyg_accel {
 
-// 16-bit storage types. Arithmetic happens in fp32 (vec.h), so they carry bits and nothing else.
+// 16-bit storage types. Arithmetic is in fp32 (vec.h), so they only have bits.
 struct bf16 {
   uint16_t bits;
 };
 struct fp16 {
   uint16_t bits;
 };
-// float8_e4m3fn; like int8_t, for features that are read and never written.
+// float8_e4m3fn; like int8_t, for features that are only read.
 struct fp8 {
   uint8_t bits;
 };
 
 enum class DType : int { kFloat = 0, kDouble = 1, kBFloat16 = 2, kHalf = 3 };
 inline constexpr int kDTypes = 4;
-// What sampled features may be stored in: a DType, or 8 bits.
+// The dtypes of sampled features: a DType, or 8 bits.
 enum class Storage : int { kInt8 = kDTypes, kFloat8 };
 
 inline uint16_t float_to_bf16(float x) {

@@ -1,9 +1,9 @@
 // SIMD vectors for one instruction set.
 //
-// No include guard: this header is included once per instruction set, inside that set's own
-// namespace and target pragma (see isa_*.cpp), with PYG_ACCEL_VEC_BYTES set to the register width.
-// GCC's vector extension gives arithmetic, comparison and selection; only loads, stores and 16-bit
-// conversions need to know the instruction set.
+// No include guard: this header is included once per instruction set, inside the namespace and
+// target pragma of that set (see isa_*.cpp), with PYG_ACCEL_VEC_BYTES set to the register width.
+// The vector extension of GCC has arithmetic, comparison and selection; only loads, stores and
+// 16-bit conversions use intrinsics.
 
 template <class A>
 struct Simd;
@@ -33,7 +33,7 @@ using mask_t = typename Simd<A>::M;
 typedef uint16_t Half16 __attribute__((vector_size(PYG_ACCEL_VEC_BYTES / 2)));
 typedef uint32_t Word32 __attribute__((vector_size(PYG_ACCEL_VEC_BYTES)));
 
-// Not std::min: a template of the standard library, instantiated here, might reach other
+// Not std::min: the linker might use its instantiation from here, with these instructions, on all
 // processors.
 inline int64_t smaller(int64_t a, int64_t b) {
   return a < b ? a : b;
@@ -78,8 +78,8 @@ inline T from_acc(acc_t<T> x) {
   }
 }
 
-// One vector of bytes, with their signs in 32 bits or in 16 each. GCC takes a conversion from bytes
-// apart, lane by lane, so it is said with intrinsics.
+// A vector of bytes, sign-extended to 32 or 16 bits each. With intrinsics, as GCC splits a
+// conversion from bytes into lanes.
 inline mask_t<float> widen_bytes(const int8_t* p) {
 #if PYG_ACCEL_VEC_BYTES == 64
   return (mask_t<float>)_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
@@ -134,8 +134,8 @@ inline vec_t<acc_t<T>> load(const T* p) {
   } else if constexpr (std::is_same_v<T, int8_t>) {
     return __builtin_convertvector(widen_bytes(p), vec_t<float>);
   } else if constexpr (std::is_same_v<T, fp8>) {
-    // Shifted to where float16 has its exponent, whose bias is 15 for 7: a factor of 2^8. NaN, all
-    // ones behind the sign, carries into the exponent's first bit.
+    // Shift to the exponent of float16, whose bias is 15 instead of 7: a factor of 2^8. NaN, all
+    // ones after the sign, carries into the first bit of the exponent.
     const Half16 halves = (widen_bytes_to_halves(p) << 7) & 0xbf80;
     return from_halves(halves | ((halves + 0x80) & 0x4000)) * 256.0f;
   } else {
@@ -170,7 +170,7 @@ inline vec_t<acc_t<T>> load_n(const T* p, int n) {
   return load(buffer);
 }
 
-// Rounded to 16 bits, NaN staying NaN.
+// Rounds to 16 bits; NaN stays NaN.
 template <class T>
 inline Half16 to_halves(vec_t<float> v) {
   if constexpr (std::is_same_v<T, bf16>) {

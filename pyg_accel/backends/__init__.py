@@ -2,12 +2,7 @@
 
 from pyg_accel.backends.base import Backend, Kernel
 from pyg_accel.backends.dispatch import Decision, choose, use_backend
-from pyg_accel.backends.registry import (
-    backends,
-    get_backend,
-    register_backend,
-    unregister_backend,
-)
+from pyg_accel.backends.registry import backends, get_backend, register_backend, unregister_backend
 from pyg_accel.backends.spec import OpSpec
 
 __all__ = [

@@ -56,7 +56,7 @@ _FEW = 2**20
 def schedule_of(csr: CSR, split: int, piece: int, *, ordered: bool) -> Schedule:
     """Return the schedule of a graph.
 
-    Waits for the device once a graph, for the length of its longest row, and once for each way to
+    Waits for the device once per graph, for the length of its longest row, and once for each way to
     cut its long rows. Rows are taken as they come and none is cut in the first uses of a graph that
     is not large, unless torch is to be deterministic, and of one that is new while a CUDA graph is
     captured.

@@ -10,29 +10,29 @@ __all__ = ["RealRows", "masked_batch_norm", "moments"]
 
 
 class RealRows:
-    """Which rows of tensors are no padding.
+    """Which rows of tensors are real, not padding.
 
-    All of it is computed once for all normalisations of a call, as each kernel counts there.
+    Computed once for all normalisations of a call, as small kernels dominate its time.
 
     Attributes:
         real: [R] bool.
         padding: [R] bool, the others.
         count: [], how many are real.
-        groups: [2] float, the number of all rows, and that of padding with a minus before it.
-        each: [1] int32, the number of real rows again.
+        groups: [2] float, the number of all rows, and minus the number of rows of padding.
+        counts: [1] int32, ``count`` in the form that a kernel takes.
     """
 
     def __init__(self, rows: int, count: Tensor, real: Tensor | None = None) -> None:
-        """Take the first rows for the real ones, unless it is said which they are."""
+        """By default the first ``count`` rows are real."""
         self.count = count
         self.real = torch.arange(rows, device=count.device) < count if real is None else real
         self.padding = ~self.real
         self.groups = torch.stack([torch.full_like(count, rows), count - rows]).float()
-        self.each = count.to(torch.int32).view(1)
+        self.counts = count.to(torch.int32).view(1)
         self._scales: dict[tuple[int, float], Tensor] = {}
 
     def scale(self, width: int, eps: float) -> Tensor:
-        """Return [width], the inverse deviation of rows that are all the same."""
+        """Return the inverse standard deviation of equal rows, [width]."""
         if (width, eps) not in self._scales:
             device = self.count.device
             self._scales[width, eps] = torch.full((width,), eps**-0.5, device=device)
@@ -42,13 +42,13 @@ class RealRows:
 def moments(
     x: Tensor, padding: Tensor, count: Tensor, dims: list[int]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the mean of real numbers, how far each is from it, and the sum of its squares.
+    """Return the mean over real rows, the differences from it, and the sum of their squares.
 
     Args:
         x: [R, ...]; half precision is added up in single.
         padding: [R, 1, ...], which rows are padding.
-        count: [], how many numbers each mean is of.
-        dims: over which they are added up; they stay, of size 1.
+        count: [], the number of elements that each mean is of.
+        dims: dimensions to reduce; they remain, with size 1.
     """
     wide = x.float() if x.dtype in (torch.half, torch.bfloat16) else x
     mean = wide.masked_fill(padding, 0).sum(dims, keepdim=True) / count
@@ -60,11 +60,11 @@ def masked_batch_norm(
     x: Tensor, rows: RealRows, running_mean: Tensor | None, running_var: Tensor | None,
     weight: Tensor | None, bias: Tensor | None, momentum: float, eps: float,
 ) -> Tensor:  # fmt: skip
-    """Normalise by the statistics of the real rows, and let the running ones follow.
+    """Normalise by the statistics of the real rows, and update the running ones.
 
     Args:
         x: [R, C, ...].
-        rows: which of them are real.
+        rows: which rows are real.
         running_mean: [C] or None; changed in place, like running_var.
         running_var: [C] or None.
         weight: [C] or None.
@@ -73,7 +73,7 @@ def masked_batch_norm(
         eps: added to the variance.
 
     Returns:
-        [R, C, ...]; rows of padding hold finite numbers of no meaning.
+        [R, C, ...]; rows of padding have finite, meaningless values.
     """
     if x.is_cuda and x.dim() == 2 and x.dtype != torch.float64:
         stats = (running_mean, running_var)
@@ -82,7 +82,7 @@ def masked_batch_norm(
         )
         return fused
     dims = [dim for dim in range(x.dim()) if dim != 1]
-    each = (1, -1, *[1] * (x.dim() - 2))  # how a number for each channel is broadcast
+    per_channel = (1, -1, *[1] * (x.dim() - 2))  # the shape to broadcast a value per channel
     total = rows.count * x[0, 0].numel()
     mean, centred, squares = moments(x, rows.padding.view(-1, *[1] * (x.dim() - 1)), total, dims)
     with torch.no_grad():
@@ -91,17 +91,17 @@ def masked_batch_norm(
                 running.lerp_(now.view(-1).to(running), momentum)
     out = centred * (squares / total + eps).rsqrt()
     if weight is not None:
-        out = out * weight.view(each)
+        out = out * weight.view(per_channel)
     if bias is not None:
-        out = out + bias.view(each)
+        out = out + bias.view(per_channel)
     return out.to(x.dtype)
 
 
 class _FusedBatchNorm(torch.autograd.Function):
-    """The same by the CUDA kernels that torch has for synchronised batch normalisation.
+    """The same with the CUDA kernels of torch for synchronised batch normalisation.
 
-    They join the statistics of groups of rows. Here one group is all rows, with the padding set to
-    a copy of the first row, and the other is that padding, joined with a negative count.
+    They combine the statistics of groups of rows. Here one group is all rows, with padding set to
+    copies of the first row, and the other is that padding, with a negative count.
     """
 
     @staticmethod
@@ -131,8 +131,9 @@ class _FusedBatchNorm(torch.autograd.Function):
         )
         of_x = None
         if needs[0]:
-            given = grad, x, mean, scale, weight, total, along, ctx.rows.each
-            of_x = torch.batch_norm_backward_elemt(*given)
+            of_x = torch.batch_norm_backward_elemt(
+                grad, x, mean, scale, weight, total, along, ctx.rows.counts
+            )
             of_x = of_x.masked_fill_(ctx.rows.padding.view(-1, 1), 0)
         affine = of_weight if needs[2] else None, of_bias if needs[3] else None
         return of_x, None, *affine, None, None, None

@@ -1,4 +1,4 @@
-"""A call, taken apart: its arguments, the modes in force, and the modules that take part."""
+"""The parts of a call: its arguments, the modes of torch, and the modules that run."""
 
 import copy
 import sys
@@ -26,11 +26,11 @@ _SCALARS = (bool, int, float, complex, str, type(None))
 _CONSTANTS = (*_SCALARS, bytes, torch.dtype, torch.device)
 _PLAIN = (Tensor, torch.nn.Parameter)
 _REQUIRES_GRAD = attrgetter("requires_grad")
-_GRAPHS = "_num_graphs"  # where a batch of PyG keeps how many there are
+_GRAPHS = "_num_graphs"  # the attribute of a batch of PyG with its number of graphs
 
 
 class Uncapturable(Exception):
-    """Why a call cannot be captured; eager execution goes on."""
+    """Why a call cannot be captured; it runs eagerly."""
 
 
 def names_of(function: Callable[..., Any]) -> tuple[str, ...]:
@@ -43,36 +43,36 @@ def names_of(function: Callable[..., Any]) -> tuple[str, ...]:
 def naming(
     function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Iterator[None]:
-    """Name the arguments that are no tensors where a call of a function fails."""
+    """If a call of a function fails, raise an error that names arguments of wrong types instead."""
     failed = True
     try:
         yield
         failed = False
     finally:
-        if failed and isinstance(sys.exc_info()[1], Exception):  # an interrupt stays one
+        if failed and isinstance(sys.exc_info()[1], Exception):  # not KeyboardInterrupt
             check_arguments({**dict(zip(names_of(function), args, strict=False)), **kwargs})
 
 
 def _is_text(value: Any) -> bool:
-    """Names of molecules and the like, new in each batch and of no use to a model."""
+    """Whether a value is text, such as names of molecules, which models do not read."""
     several = isinstance(value, (list, tuple))
     return all(map(_is_text, value)) if several else isinstance(value, str)
 
 
 def _items(value: Any, name: str) -> list[tuple[Any, Any]] | None:
-    """Return what is in a container, by key or by its own name; None for what is no container."""
+    """Return the items of a container with their keys, or its own name; None for other values."""
     if isinstance(value, dict):
         return [*value.items()]
     if isinstance(value, (list, tuple)):
         return [(name, item) for item in value]
     if isinstance(value, Data):
-        known = {n[1:]: v for n, v in vars(value).items() if n == _GRAPHS}
-        return [(k, v) for k, v in (value.to_dict() | known).items() if not _is_text(v)]
+        graphs = {n[1:]: v for n, v in vars(value).items() if n == _GRAPHS}
+        return [(k, v) for k, v in (value.to_dict() | graphs).items() if not _is_text(v)]
     return None
 
 
 def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any, tuple[type, Any] | None]]:
-    """Yield name and value of each leaf, and class and keys where a container begins."""
+    """Yield name and value of each leaf, and class and keys of each container before its leaves."""
     items = _items(value, name)
     if items is None:
         yield name, value, None
@@ -83,31 +83,31 @@ def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any, tuple[type, 
 
 
 def _mapped(value: Any, leaf: Callable[[Any], Any]) -> Any:
-    """Return a value with others in the places of its leaves, in the order of `_leaves`."""
+    """Return a value with its leaves replaced, in the order of `_leaves`."""
     items = _items(value, "")
     if items is None:
         return leaf(value)
-    made = [(key, _mapped(item, leaf)) for key, item in items]
+    mapped = [(key, _mapped(item, leaf)) for key, item in items]
     if isinstance(value, Data):
         other = copy.copy(value)
-        for key, item in made:
+        for key, item in mapped:
             if key == _GRAPHS[1:] and _GRAPHS in vars(other):
                 vars(other)[_GRAPHS] = item
             else:
                 other[key] = item
         return other
-    parts = made if isinstance(value, dict) else [item for _, item in made]
+    parts = mapped if isinstance(value, dict) else [item for _, item in mapped]
     return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
 
 
 class Arguments:
-    """The arguments of one call, taken apart.
+    """The arguments of one call.
 
     Attributes:
-        tensors: all of them, also those inside lists, tuples, dictionaries and ``Data``.
-        names: of the tensors: the last part of the way to each.
-        form: everything else: calls of one form differ in their tensors and ``numbers`` alone.
-        numbers: Python integers, by name; they may count rows, or how many of them are cut off.
+        tensors: all tensors, also those inside lists, tuples, dictionaries and ``Data``.
+        names: for each tensor, the name of the argument or the key of the innermost container.
+        form: everything else: calls of one form only differ in their tensors and ``numbers``.
+        numbers: Python integers, by name; they may be numbers of rows.
     """
 
     __slots__ = ("_args", "_kwargs", "form", "names", "numbers", "tensors")
@@ -115,7 +115,7 @@ class Arguments:
     def __init__(
         self, positional: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> None:
-        """Take arguments apart.
+        """Collect the tensors and numbers.
 
         Raises:
             Uncapturable: for arguments that are neither tensors nor constants.
@@ -142,7 +142,7 @@ class Arguments:
         self.form: Hashable = tuple(form)
 
     def over(self, tensors: Sequence[Tensor]) -> "Arguments":
-        """Return arguments that hold other tensors, and let go of these."""
+        """Return arguments with other tensors, without references to the old ones."""
         other = copy.copy(self)
         other._args, other._kwargs = self.rebuild(tensors, {})
         other.tensors = [*tensors]
@@ -151,7 +151,7 @@ class Arguments:
     def rebuild(
         self, tensors: Sequence[Tensor], numbers: Mapping[str, int]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments with other tensors and numbers in their places."""
+        """Return the arguments with other tensors and numbers."""
         places = iter(tensors)
         counts = iter([numbers.get(name, number) for name, number in self.numbers.items()])
 
@@ -167,7 +167,7 @@ def flatten(value: Any) -> list[Tensor]:
     """Return the tensors of a result.
 
     Raises:
-        Uncapturable: for results that hold anything else than tensors and constants.
+        Uncapturable: for results with anything else than tensors and constants.
     """
     leaves = [(leaf, type(leaf) if container is None else container[0])
               for _, leaf, container in _leaves(value)]  # fmt: skip
@@ -178,12 +178,12 @@ def flatten(value: Any) -> list[Tensor]:
 
 
 def replaced(value: Any, tensors: Iterator[Tensor]) -> Any:
-    """Return a result with other tensors in their places."""
+    """Return a result with other tensors."""
     return _mapped(value, lambda leaf: next(tensors) if isinstance(leaf, Tensor) else leaf)
 
 
 class Modes(NamedTuple):
-    """What decides, beside its arguments, how torch makes a call."""
+    """The global state of torch that a call depends on."""
 
     grad: bool
     inference: bool
@@ -193,7 +193,7 @@ class Modes(NamedTuple):
 
     @classmethod
     def now(cls, device: str) -> "Modes":
-        """Return those in force."""
+        """Return the current modes."""
         autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
         return cls(torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast,
                    torch.get_float32_matmul_precision(),
@@ -201,11 +201,11 @@ class Modes(NamedTuple):
 
 
 class Subject:
-    """A model as what is captured; :mod:`.step` has a subclass for functions.
+    """What is captured: a model here, a step in the subclass of :mod:`.step`.
 
     Args:
         call: makes an eager call.
-        roots: modules that take part.
+        roots: modules that run.
         name: for the report.
     """
 
@@ -216,52 +216,52 @@ class Subject:
 
     @property
     def modules(self) -> list[torch.nn.Module]:
-        """The modules that take part, and those inside them, each once."""
+        """The modules that run, and those inside them, each once."""
         return list(dict.fromkeys(m for root in self.roots for m in root.modules()))
 
     def of_modules(self, kind: str) -> list[Tensor]:
         """Return the ``"_parameters"`` or ``"_buffers"`` of the modules, each once."""
-        each = (t for m in self.modules for t in vars(m)[kind].values() if t is not None)
-        return list(dict.fromkeys(each))
+        tensors = (t for m in self.modules for t in vars(m)[kind].values() if t is not None)
+        return list(dict.fromkeys(tensors))
 
     def reasons(self) -> list[str]:
         """Return why no call can be captured."""
         return []
 
     def key(self) -> Any:
-        """Return what else than its modules decides what a call does."""
+        """Return a key of everything besides its modules that a call depends on."""
 
     def tensors(self) -> list[Tensor]:
-        """Return what a call may change in place, beside buffers."""
+        """Return the tensors that a call may change in place, besides buffers."""
         return []
 
     def evidence(self) -> dict[str, list[Tensor]]:
-        """Return what a call changes that tells whether it was right."""
+        """Return the tensors that a call changes, by kind, to compare them between calls."""
         return {"buffer": self.of_modules("_buffers")}
 
     def prepare(self) -> None:
-        """Get ready to be captured."""
+        """Prepare for a capture."""
 
     def recorded(self) -> Any:
-        """Return what a call leaves behind, after a recording was made."""
+        """Return what a recorded call has assigned, such as gradients."""
 
     def finish(self, left: Any) -> None:
-        """Leave that behind, after a recording was replayed."""
+        """Assign that after a replay."""
 
 
 class State:
-    """Attributes, parameters and buffers of modules as they are, by identity.
+    """Attributes, parameters and buffers of modules, by identity.
 
     Replacing any of them, also by ``train()``, ``to()`` or ``load_state_dict(assign=True)``, makes
-    another state; values in parameters and buffers may change. What is in a list or a dictionary
-    that a module keeps is not looked at.
+    another state; values in parameters and buffers may change. Contents of lists and dictionaries
+    in attributes are not compared.
 
     Attributes:
         ledger: the account of the calls in this state.
     """
 
     def __init__(self, subject: Subject) -> None:
-        """Look at the modules."""
+        """Read the modules."""
         self.modules = subject.modules
         dicts = [vars(module) for module in self.modules]
         inner = [d[name] for d in dicts for name in ("_parameters", "_buffers", "_modules")]
@@ -277,7 +277,7 @@ class State:
         return [*map(Tensor.data_ptr, self._all), *map(_REQUIRES_GRAD, self._all)]
 
     def changed(self) -> list[str]:
-        """Return the names of what is no longer as it was."""
+        """Return the names of attributes that have changed."""
         if sum(map(len, self._dicts)) != len(self._values):
             return ["which attributes there are"]
         now = chain.from_iterable(map(dict.values, self._dicts))
@@ -288,7 +288,7 @@ class State:
         return [] if self._look() == self._tensors else ["the memory of its parameters"]
 
     def key(self) -> Hashable:
-        """Return by what this state is found again; it holds while this object lives."""
+        """Return a key of this state, which is valid while this object is alive."""
         values = [value if type(value) in _SCALARS else id(value) for value in self._values]
         return tuple(map(len, self._dicts)), tuple(values), tuple(self._tensors)
 
@@ -301,16 +301,16 @@ class State:
 
 
 class Checkpoint:
-    """Random numbers, modules and what a call may change, as they are, to go back to."""
+    """A copy of all state that a call may change, to restore it."""
 
     def __init__(self, subject: Subject, device: torch.device) -> None:
-        """Copy everything."""
+        """Copy the state."""
         self._state = ModuleState(subject.modules, device)
         self._tensors = [(t, t.detach().clone()) for t in subject.tensors()]
         self._grads = [(p, p.grad) for p in subject.of_modules("_parameters")]
 
     def restore(self) -> None:
-        """Put everything back."""
+        """Restore the state."""
         self._state.restore()
         for parameter, grad in self._grads:
             if parameter.grad is not grad:

@@ -1,9 +1,9 @@
-"""One function as CUDA graphs, forward and backward, and its replay as a node of autograd.
+"""A function as CUDA graphs, forward and backward, and its replay as an autograd function.
 
-Nothing may compile, load or wait inside of a capture. So a function runs a few times before it, on
-the stream of the capture and with every choice that one makes
+Nothing may compile, load or wait inside of a capture. So the function runs a few times before, on
+the stream of the capture and with the choices that are made in captures
 (:func:`~pyg_accel.machine.as_captured`). Its trials run on that stream too: autograd ties a
-parameter to the stream on which it was first used, for as long as any graph of it is alive.
+parameter to the stream on which it was first used, as long as any graph with it is alive.
 """
 
 import weakref
@@ -27,19 +27,19 @@ Grads = Sequence[Tensor | None]
 
 
 class Token:
-    """A forward pass whose backward pass may come; it dies with the graph of autograd."""
+    """A forward pass that may have a backward pass; the autograd graph keeps it alive."""
 
     done = False
 
 
 @lru_cache(maxsize=64)  # devices
 def _stream(device: torch.device) -> torch.cuda.Stream:
-    """Return the stream of all captures: cuBLAS keeps tens of MiB for each that it has seen."""
+    """Return the stream of all captures: cuBLAS keeps tens of MiB for each stream."""
     return torch.cuda.Stream(device)
 
 
 class Memory:
-    """What the captures of one wrapper share: their memory, which holds one call at a time.
+    """The stream and memory that captures of one wrapper share; it holds one call at a time.
 
     Attributes:
         device: where they run.
@@ -60,13 +60,13 @@ class Memory:
         self.stream, self.pool = _stream(self.device), torch.cuda.graph_pool_handle()
 
     def renew(self) -> None:
-        """Take another stream and another pool for captures to come."""
+        """Use another stream and another pool for later captures."""
         _stream.cache_clear()
         self._take()
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Run what is inside on the stream of captures, behind what was begun before."""
+        """Run the block on the stream of captures, after the work that was queued before."""
         stream = self.stream
         if stream is None:
             yield
@@ -80,7 +80,7 @@ class Memory:
             here.wait_stream(stream)
 
     def now(self) -> float:
-        """Return the time in seconds when the device has done all of its work."""
+        """Wait for the device, and return the time in seconds."""
         if self.stream is not None:
             torch.cuda.synchronize(self.device)
         return ledger.clock()
@@ -93,7 +93,7 @@ class Memory:
 
     @property
     def busy(self) -> bool:
-        """Whether what a forward pass has saved may still be needed."""
+        """Whether a backward pass may still read what its forward pass has saved."""
         token = None if self._pending is None else self._pending()
         return token is not None and not token.done
 
@@ -117,12 +117,12 @@ class Captured:
     """Two CUDA graphs: one of a function, one of its gradients.
 
     Args:
-        function: reads tensors that stay in place and returns its outputs.
-        inputs: what gradients are wanted of.
+        function: reads static tensors and returns its outputs.
+        inputs: tensors to compute gradients for.
         memory: shared with other captures.
     """
 
-    repeats = True  # what was recorded, in less time; those of tests may run the function itself
+    repeats = True  # whether replays save time; recorders of tests may run the function itself
 
     def __init__(self, function: _Function, inputs: Sequence[Tensor], memory: Memory) -> None:
         """Run the function a few times, then capture it."""
@@ -135,12 +135,12 @@ class Captured:
         with _capturing(self._graph, memory):
             outs = function()
         self._outs, self._grads = [out.detach() for out in outs], _like(outs)
-        self._made: list[Tensor | None] = [None] * len(inputs)
+        self._input_grads: list[Tensor | None] = [None] * len(inputs)
         if any(out.requires_grad for out in outs):
             self._gradient = torch.cuda.CUDAGraph()
             with _capturing(self._gradient, memory):
-                self._made = gradients(outs, inputs, self._grads)
-        with memory.aside():  # and the caller waits for it
+                self._input_grads = gradients(outs, inputs, self._grads)
+        with memory.aside():  # let the stream of the caller wait for this one
             pass
 
     def forward(self) -> Sequence[Tensor]:
@@ -153,43 +153,43 @@ class Captured:
         return self._grads
 
     def backward(self) -> Grads:
-        """Replay the gradients, which are the caller's to keep."""
+        """Replay the gradients; returns copies of them."""
         if self._gradient is None:
-            return self._made
+            return self._input_grads
         self._gradient.replay()
-        copies = [None if grad is None else torch.empty_like(grad) for grad in self._made]
-        if made := [grad for grad in self._made if grad is not None]:
-            torch._foreach_copy_([copy for copy in copies if copy is not None], made)
+        copies = [None if grad is None else torch.empty_like(grad) for grad in self._input_grads]
+        if grads := [grad for grad in self._input_grads if grad is not None]:
+            torch._foreach_copy_([copy for copy in copies if copy is not None], grads)
         return copies
 
 
 @contextmanager
 def _capturing(graph: torch.cuda.CUDAGraph, memory: Memory) -> Iterator[None]:
-    """Capture; where that fails, the stream and the random numbers are as usable as before."""
+    """Capture the block; if that fails, restore the generator, and use a new stream."""
     generator = torch.cuda.default_generators[memory.device.index or 0]
     healthy = generator.clone_state()
     done = False
     try:
-        # What other threads do meanwhile, such as pinning batches, is no part of this.
+        # Other threads, such as one that pins batches, may call CUDA meanwhile.
         with torch.cuda.stream(memory.stream), torch.cuda.graph(
             graph, pool=memory.pool, stream=memory.stream, capture_error_mode="thread_local"
         ):  # fmt: skip
             yield
         done = True
     finally:
-        if not done:  # torch may believe for ever that generator and pool are in a capture
+        if not done:  # generator and pool may stay in the state of a capture
             generator.graphsafe_set_state(healthy)
             memory.renew()
 
 
 class Replay(torch.autograd.Function):
-    """A call of a recording, as autograd sees it."""
+    """A replay as an autograd function."""
 
     @staticmethod
     def forward(ctx: Any, call: Any, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Replay the forward pass of a call with ``recording``, ``memory``, ``take`` and ``give``.
+        """Replay the forward pass of an :class:`~pyg_accel.cuda_graphs.entry.Entry`.
 
-        The tensors are what gradients are wanted of.
+        The tensors are those that get gradients.
         """
         outs = call.take(call.recording.forward())
         ctx.call, ctx.token = call, call.memory.begin()

@@ -1,4 +1,4 @@
-"""Which calls are recorded, which are replayed, and which stay eager and why."""
+"""Decides which calls are recorded, which are replayed, and which stay eager and why."""
 
 import gc
 import threading
@@ -28,7 +28,7 @@ _UNPAID = "earlier captures have not paid for themselves yet"
 
 
 class _Inside(threading.local):
-    """Whether a call is being made: those inside of it are part of it."""
+    """Whether this thread is inside of a call: nested calls are part of it."""
 
     on = False
 
@@ -37,21 +37,21 @@ _inside = _Inside()
 
 
 class Refused(Uncapturable):
-    """No call of a kind can be captured, however often it comes."""
+    """No call of a kind can be captured."""
 
 
 class Kind:
-    """Calls that differ in the sizes of their tensors and in integers alone.
+    """Calls that differ only in the sizes of their tensors and in integers.
 
     Attributes:
-        places: where the number of rows of each axis is read.
-        entries: recordings, by the size of what they hold.
-        refusal: why none is made.
-        closed: why no further one is made.
-        limit: elements of the arguments that are too many for another one, and why.
-        labels: an argument with a row for each graph.
-        padded: calls of one size are padded too, as they cannot be recorded otherwise.
-        seen: how often there were calls of these sizes, the latest last.
+        places: for each axis, the argument that has its number of rows.
+        entries: recordings.
+        refusal: why no recording is made.
+        closed: why no further recording is made.
+        limit: number of elements of the arguments from which none is made, and why.
+        labels: the argument with a row for each graph, if there is one.
+        padded: whether calls of one size are padded too, as they cannot be recorded otherwise.
+        seen: how many calls had these sizes, the latest last.
     """
 
     def __init__(self, arguments: Arguments, roles: Mapping[str, str]) -> None:
@@ -66,7 +66,7 @@ class Kind:
         self._runs = [0] * len(arguments.tensors)
 
     def note(self, call: "_Call") -> int:
-        """Look at a call; return how many of these sizes there were."""
+        """Count a call; return how many had its sizes."""
         now = call.arguments.tensors
         same = [a.fits(b) and not b.is_inference() for a, b in zip(self._last, now, strict=False)]
         self._runs = [n + 1 if i < len(same) and same[i] else 1 for i, n in enumerate(self._runs)]
@@ -78,21 +78,21 @@ class Kind:
         return self.seen[key]
 
     def held(self) -> list[int]:
-        """Return which arguments have been the same tensors for a while."""
+        """Return which arguments were the same tensors in the last calls."""
         return [place for place, run in enumerate(self._runs) if run > WARM_UP]
 
     def find(self, call: "_Call") -> Entry | None:
-        """Return the recording for a call; before its sizes are known, one that needs none.
+        """Return the best recording for a call; before its sizes are known, one without padding.
 
-        Where no further one is made, any that is large enough will do.
+        If no further recording is made, any that is large enough will do.
         """
         slack = None if self.closed else padding.SLACK
-        some = [e for e in self.entries if e.takes(call.arguments, call.sizes, slack)]
-        return min(some, key=lambda entry: entry.preference, default=None)
+        fitting = [e for e in self.entries if e.takes(call.arguments, call.sizes, slack)]
+        return min(fitting, key=lambda entry: entry.preference, default=None)
 
 
 class _Call(NamedTuple):
-    """A call, and what it is made in; sizes are its integers until they are asked for."""
+    """A call and its context; ``sizes`` are its integers until those of the axes are read."""
 
     kind: Kind
     state: State
@@ -112,21 +112,21 @@ class Engine:
         subject: model or step.
         positional: names of its arguments.
         differentiable: whether its results have gradients.
-        dynamic: whether sizes change; None finds out.
-        max_captures: how many recordings are kept; the least recently used goes.
+        dynamic: whether sizes change; None observes it.
+        max_captures: how many recordings are kept; the least recently used is dropped.
         roles: what arguments are, by name, where names and sizes do not tell.
 
     Attributes:
-        recent: what is recorded, the least recently used first.
+        recent: all recordings, the least recently used first.
     """
 
-    recorder: type[Captured] = Captured  # tests put others here
+    recorder: type[Captured] = Captured  # tests replace it
 
     def __init__(
         self, subject: Subject, positional: Sequence[str], *, differentiable: bool,
         dynamic: bool | None, max_captures: int, roles: Mapping[str, str],
     ) -> None:  # fmt: skip
-        """Record nothing yet."""
+        """Start without recordings."""
         padding.check_roles(roles)
         if max_captures < 1:
             raise ValueError(f"expected 'max_captures' to be at least 1 (got {max_captures})")
@@ -138,9 +138,9 @@ class Engine:
         self._kinds: OrderedDict[Any, Kind] = OrderedDict()
         self.recent: OrderedDict[Entry, Kind] = OrderedDict()
         self._memory: Memory | None = None
-        self._largest = 0  # elements of arguments for which there was memory beside the recordings
-        self._refused: tuple[Any, str] = None, ""  # what the last call that was refused was like
-        self._changes = 0  # how many calls in a row found the modules changed
+        self._largest = 0  # elements of the largest eager call that fit beside the recordings
+        self._refused: tuple[Any, str] = None, ""  # a key of the last refused call, and why
+        self._changes = 0  # calls in a row before which the modules had changed
         self._thread = threading.get_ident()
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -167,7 +167,7 @@ class Engine:
                 if entry.left is not None:
                     self._subject.finish(entry.left)
             if full:
-                gc.collect()  # frames of the recording hold each other, and its tensors
+                gc.collect()  # frames of the failed recording are in cycles with its tensors
             if why:
                 began = ledger.clock()
                 out = self._eager(args, kwargs)
@@ -190,7 +190,7 @@ class Engine:
             saved = Checkpoint(self._subject, self._memory.device)
             try:
                 return self._subject.call(*args, **kwargs)
-            except torch.OutOfMemoryError:  # the captures may hold what is missing
+            except torch.OutOfMemoryError:  # try again with the memory of the captures
                 self.release()
             saved.restore()
         out = self._subject.call(*args, **kwargs)
@@ -265,7 +265,7 @@ class Engine:
         return device
 
     def _current(self) -> State:
-        """Return the state of the modules, the same as long as nothing in them is replaced."""
+        """Return the state of the modules: the same object while nothing in them is replaced."""
         if self._state is not None:
             changed = self._state.changed()
             if not changed:
@@ -288,14 +288,14 @@ class Engine:
             kind.entries.remove(entry)
 
     def _examine(self, call: _Call, entry: Entry, recorder: type[Captured] | None) -> None:
-        """Record a call, or compare a recording once more, on other data than it was made with."""
+        """Record a call, or compare a recording again, on other data than it was made with."""
         account, start = call.state.ledger, ledger.clock()
         try:
             examine(self._subject, entry, call.arguments, call.sizes, recorder)
         except torch.OutOfMemoryError:  # a recording and an eager call do not fit together
             raise self._limited(call, entry, _TOO_LARGE) from None
         except Uncapturable as reason:
-            if recorder is None and reason.__cause__ is None:  # it is not this call that is wrong
+            if recorder is None and reason.__cause__ is None:  # the results differ
                 self._drop(entry)
                 call.kind.refusal = str(reason)
             raise
@@ -308,16 +308,16 @@ class Engine:
         account.worked(seconds, made=recorder is not None)
 
     def _limited(self, call: _Call, entry: Entry, reason: str) -> Uncapturable:
-        """Let no call that is as large be captured."""
+        """Drop a recording, and capture no call that is as large any more."""
         self._drop(entry)
         call.kind.limit = call.elements, reason
         return Uncapturable(reason)
 
     def _prepare(self, call: _Call) -> Entry:
-        """Record a call once there were enough of its kind.
+        """Record a call, if enough calls of its kind have been made.
 
         Raises:
-            Uncapturable: if there were not, or if it cannot be recorded.
+            Uncapturable: if not, or if it cannot be recorded.
         """
         kind, account, arguments = call.kind, call.state.ledger, call.arguments
         times, held, ids = kind.note(call), kind.held(), kind.places.get("graphs")
@@ -340,10 +340,10 @@ class Engine:
         layout = padding.fixed_layout(arguments, call.sizes, None if ids in held else ids)
         try:
             if changes:
-                taken = {n for p in call.state.parameters for n in p.shape}
-                taken |= {n for t in arguments.tensors for n in t.shape[1:]}
+                reserved = {n for p in call.state.parameters for n in p.shape}
+                reserved |= {n for t in arguments.tensors for n in t.shape[1:]}
                 seen = list(kind.seen)[-_SEEN:]
-                layout = padding.layout_of(arguments, kind.places, seen, self._roles, taken)
+                layout = padding.layout_of(arguments, kind.places, seen, self._roles, reserved)
             entry = Entry(
                 self._subject.call, call.state, arguments, layout, [] if changes else held,
                 call.modes, self._memory, differentiable=self._differentiable,
@@ -352,7 +352,7 @@ class Engine:
         except Uncapturable as reason:
             if str(reason) == kind.limit[1]:
                 pass
-            elif kind.entries:  # it is this batch that is odd
+            elif kind.entries:  # others were recorded: this batch is an exception
                 kind.seen.popitem()
             elif self._dynamic is None and not changes and len(held) < len(arguments.tensors):
                 kind.padded = True  # new graphs of one size, whose number of self-loops changes
@@ -360,7 +360,7 @@ class Engine:
             else:
                 kind.refusal = str(reason)
             raise
-        self._largest = 0  # beside one recording more
+        self._largest = 0  # measured anew beside one more recording
         kind.entries.append(entry)
         self.recent[entry] = kind
         while len(self.recent) > self._most:
@@ -373,15 +373,15 @@ class Engine:
 
 
 class HasCaptures:
-    """What makes its calls by an engine."""
+    """An object whose calls an engine makes."""
 
     _engine: Engine
 
     @property
     def captures(self) -> list[str]:
-        """What has been captured and is still kept, the least recently used first."""
+        """Descriptions of the captures that are kept, the least recently used first."""
         return [entry.formula for entry in self._engine.recent]
 
     def release(self) -> None:
-        """Free all captures; calls that come again are captured again."""
+        """Free all captures; later calls are captured again."""
         self._engine.release()

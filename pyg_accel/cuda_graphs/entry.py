@@ -1,4 +1,4 @@
-"""One recorded kind of call: its tensors, what goes into them, and what comes out."""
+"""A recording of a kind of call: its static tensors, and copying to and from them."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -18,15 +18,13 @@ from pyg_accel.settings import settings
 
 __all__ = ["Entry"]
 
-_POISON = 64.0  # of padding, in trials: what leaks is seen
+_POISON = 64.0  # factor on padding in trials, so that a leak shows
 
 
 @contextmanager
 def _of_any_size() -> Iterator[None]:
-    """Run kernels on small graphs too: a replay spends none of the host's time that limits save.
-
-    No choice that holds until settings change depends on it, so it is no change of settings.
-    """
+    """Run kernels on small graphs too: replays spend none of the host time that limits save."""
+    # Assigned directly: it is no change of settings that stored choices would have to follow.
     before = settings.assigned
     settings.assigned = before | {"always": True}
     try:
@@ -36,24 +34,24 @@ def _of_any_size() -> Iterator[None]:
 
 
 class Entry:
-    """Tensors that stay in place, and a function of them that was recorded.
+    """Static tensors, and the recording of a function that reads them.
 
     Attributes:
         layout: how arguments are padded.
         recording: the function.
         memory: of the recording.
-        inputs: what gradients are wanted of: tensors in place, then parameters.
+        inputs: tensors that get gradients: static tensors, then parameters.
         parameters: those of the model that have gradients.
         differentiable: which outputs have gradients.
-        full_precision: autocast is off, so that rounding does not hide what padding changes.
+        full_precision: whether autocast is off: its rounding would hide what padding changes.
         unverified: how many calls are still to be compared with eager ones.
-        parts: which parts of tensors the call takes by position.
-        cuts: integers, and the axes of which the padded call takes that many first rows.
-        lent: what other parts of the package would otherwise forget.
-        left: what a call leaves behind, beside its results.
-        eager: the least seconds that an eager call took.
-        replayed: the least seconds that a replay took.
-        cost: the seconds of recording and comparing.
+        parts: the slices of tensors that the call may take.
+        cuts: integers, and the axes whose first rows they count.
+        lent: objects that the recording reads, and that caches would otherwise drop.
+        left: what a call changes beside its results.
+        eager: seconds of the fastest eager call.
+        replayed: seconds of the fastest replay.
+        cost: seconds of recording and comparing.
         replays: how many calls were replayed.
     """
 
@@ -61,7 +59,7 @@ class Entry:
         self, call: Callable[..., Any], state: State, arguments: Arguments, layout: Layout,
         held: Sequence[int], modes: Modes, memory: Memory, *, differentiable: bool,
     ) -> None:  # fmt: skip
-        """Allocate the tensors that stay in place."""
+        """Allocate the static tensors."""
         self.layout, self.memory, self.modes = layout, memory, modes
         self._call, self._modules = call, state.modules
         tensors, device = arguments.tensors, memory.device
@@ -76,15 +74,15 @@ class Entry:
         graphs = [(t, layout.numbers["graphs"] - 1) for t, r in pairs if r == ("fixed", "graphs")]
         self._arguments = arguments.over(self._static)
         self._known = known_largest([tensors[place] for place in held], graphs)
-        self._given = [p for p, t in enumerate(tensors) if t.requires_grad and modes.grad]
+        self._differentiated = [p for p, t in enumerate(tensors) if t.requires_grad and modes.grad]
         self.parameters = [p for p in state.parameters
                            if p.requires_grad and modes.grad and differentiable]  # fmt: skip
-        # Autograd's node of a parameter works on the stream on which it was made,
-        # so the recording has parameters of its own, in the same memory.
+        # Autograd accumulates the gradient of a parameter on the stream where the parameter was
+        # first used, so the recording has separate parameters in the same memory.
         own = {p: torch.nn.Parameter(p.detach()) for p in self.parameters}
         self._own = [(module, name, p, own[p]) for module in state.modules
                      for name, p in module._parameters.items() if p in own]  # fmt: skip
-        self.inputs = [*(self._static[place] for place in self._given), *own.values()]
+        self.inputs = [*(self._static[place] for place in self._differentiated), *own.values()]
         self.recording: Captured
         self.differentiable: list[bool] = []
         self._crops: list[str | None] = []
@@ -117,7 +115,7 @@ class Entry:
         return static.requires_grad_(tensor.requires_grad)
 
     def takes(self, arguments: Arguments, sizes: Sizes, slack: float | None) -> bool:
-        """Whether arguments are those that are held, as they were, and others can be copied."""
+        """Whether held arguments are the same tensors, and the others fit the static ones."""
         tensors = arguments.tensors
         return (
             self.layout.takes([t.shape for t in tensors], sizes, slack)
@@ -127,17 +125,17 @@ class Entry:
 
     @property
     def preference(self) -> tuple[int, int]:
-        """The smallest one is taken: most tensors that are not copied, then least rows."""
+        """A sort key: first the most tensors that need no copy, then the fewest rows."""
         return -len(self._held), sum(self.layout.bucket.values())
 
     def load(self, arguments: Arguments, sizes: Sizes) -> None:
         """Copy arguments to where the recording reads them."""
         self._sizes, self._shapes = sizes, [t.shape for t in arguments.tensors]
-        given = [arguments.tensors[place] for place in self._copied]
-        kept = [self._part(place, self._static[place]) for place in self._copied]
+        sources = [arguments.tensors[place] for place in self._copied]
+        targets = [self._part(place, self._static[place]) for place in self._copied]
         with torch.no_grad():
-            if given:
-                torch._foreach_copy_(kept, given, non_blocking=True)
+            if sources:
+                torch._foreach_copy_(targets, sources, non_blocking=True)
             for axis, count in self._counts.items():
                 count.fill_(sizes[axis])
 
@@ -149,14 +147,14 @@ class Entry:
         return padded.narrow(role.dim, 0, self._shapes[place][role.dim])
 
     def compute(self) -> list[Tensor]:
-        """Run the function on the tensors in place: what is recorded."""
-        # What was derived of them in an earlier run, such as a CSR matrix, does not hold in this
-        # one: a capture that read it would read it again in replays on other data.
+        """Run the function on the static tensors: this is recorded."""
+        # Invalidate what earlier runs have derived from them and cached, such as a CSR matrix: the
+        # capture has to compute it, as replays are on other data.
         increment_version([self._static[place] for place in self._copied])
         with ExitStack() as stack:
             stack.enter_context(torch.set_grad_enabled(self.modes.grad))
             for module, name, parameter, own in self._own:
-                setattr(module, name, own)  # which a recurrent layer takes note of
+                setattr(module, name, own)  # recurrent layers watch assignments
                 stack.callback(setattr, module, name, parameter)
             stack.enter_context(self.autocast())
             stack.enter_context(_of_any_size())
@@ -171,18 +169,18 @@ class Entry:
             return [padding.clear(out) for out in flatten(value)]
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Return what sets the precision; casts that are cached would lie outside of a capture."""
+        """Return the autocast of the call, without its cache of casts: captures must not use it."""
         if self.modes.autocast is None:
             return nullcontext()
         on, device = not self.full_precision, self.memory.device.type
         return torch.autocast(device, self.modes.autocast, enabled=on, cache_enabled=False)
 
     def poison(self, on: bool) -> None:
-        """Let padding be unlike real rows, or like them again."""
+        """Make padding unlike real rows, or like them again."""
         self._poison.fill_(_POISON if on else 1.0)
 
     def describe(self, value: Any, padded: Sequence[Tensor], has: Sequence[bool]) -> None:
-        """Learn from an eager result and the padded one which part of outputs is real.
+        """Derive from an eager result and the padded one which part of outputs is real.
 
         Args:
             value: the eager result.
@@ -190,7 +188,7 @@ class Entry:
             has: which of them have gradients.
 
         Raises:
-            Uncapturable: if they do not go together.
+            Uncapturable: if their shapes do not correspond.
         """
         outs = flatten(value)
         if len(outs) != len(padded):
@@ -212,25 +210,25 @@ class Entry:
 
     def give(self, grads: Grads) -> None:
         """Copy gradients of the outputs to where the recording reads them."""
-        for place, axis, grad in zip(self.recording.grads(), self._crops, grads, strict=True):
-            if place is not None and grad is None:
-                place.zero_()
-            elif place is not None and grad is not None:
-                (place if axis is None else place.narrow(0, 0, grad.size(0))).copy_(grad)
+        for static, axis, grad in zip(self.recording.grads(), self._crops, grads, strict=True):
+            if static is not None and grad is None:
+                static.zero_()
+            elif static is not None and grad is not None:
+                (static if axis is None else static.narrow(0, 0, grad.size(0))).copy_(grad)
 
     def trim(self, grads: Grads) -> list[Tensor | None]:
         """Return the real part of gradients of the arguments, and those of parameters."""
-        pairs = zip(self._given, grads, strict=False)
-        given = [grad if grad is None else self._part(place, grad) for place, grad in pairs]
-        return [*given, *grads[len(given) :]]
+        pairs = zip(self._differentiated, grads, strict=False)
+        trimmed = [grad if grad is None else self._part(place, grad) for place, grad in pairs]
+        return [*trimmed, *grads[len(trimmed) :]]
 
     def __call__(self, arguments: Arguments, sizes: Sizes) -> Any:
         """Make a call."""
         self.load(arguments, sizes)
         outs: Sequence[Tensor]
         if any(self.differentiable):
-            given = [arguments.tensors[place] for place in self._given]
-            outs = Replay.apply(self, *given, *self.parameters)  # type: ignore[no-untyped-call]
+            inputs = [arguments.tensors[place] for place in self._differentiated]
+            outs = Replay.apply(self, *inputs, *self.parameters)  # type: ignore[no-untyped-call]
         else:
             outs = self.take(self.recording.forward())
         self.replays += 1

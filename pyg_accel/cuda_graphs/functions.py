@@ -1,4 +1,4 @@
-"""What runs in place of torch functions while a call is tried or recorded: one mode, and tables."""
+"""Replaces torch functions while a call is compared or recorded: one mode, and tables for it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -16,11 +16,11 @@ Handler = Callable[..., Any]
 
 
 class Functions(TorchFunctionMode):
-    """Sends calls of torch functions to the handlers that a table has for them.
+    """Passes calls of torch functions to handlers.
 
     Args:
         table: handlers by function, or by the name that a function and a method share. A handler
-            is called with the function and its arguments, outside of this mode.
+            is called with the function and its arguments, while this mode is off.
     """
 
     def __init__(self, table: Mapping[Any, Handler]) -> None:
@@ -38,7 +38,7 @@ def _unchanged(func: Handler, input: Tensor, *args: Any, **kwargs: Any) -> Tenso
     return input
 
 
-# No random numbers: padded and unpadded calls would draw different ones.
+# Without dropout, as padded and unpadded calls would draw different random numbers.
 NOT_RANDOM: dict[Any, Handler] = dict.fromkeys((
     F.dropout, F.alpha_dropout, F.feature_alpha_dropout, F.dropout1d, F.dropout2d, F.dropout3d,
     torch.dropout, torch.alpha_dropout, torch.feature_dropout,
@@ -51,19 +51,19 @@ def _constant(func: Handler, *args: Any, **kwargs: Any) -> Any:
     return func(*args, **kwargs)
 
 
-# Tensors of Python numbers are made on the device, without a copy that the host waits for.
+# Tensors of a Python number are filled on the device instead of copied, which the host waits for.
 CONSTANTS: dict[Any, Handler] = {torch.tensor: _constant}
 
 
 def known_largest(
     tensors: Sequence[Tensor], known: Sequence[tuple[Tensor, int]]
 ) -> dict[Any, Handler]:
-    """Return what answers for the largest id in tensors, the same in every replay.
+    """Return a handler of ``max()`` for tensors whose largest id is the same in every replay.
 
-    PyG asks for it to learn the number of nodes or graphs, and would wait for the device.
+    PyG reads it to get the number of nodes or graphs, and would wait for the device.
 
     Args:
-        tensors: those that are the same themselves.
+        tensors: tensors that are the same in every replay.
         known: others, and their largest ids.
     """
     largest = [(t, int(t.max())) for t in tensors if t.numel() and not t.is_floating_point()

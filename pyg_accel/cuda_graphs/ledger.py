@@ -1,23 +1,23 @@
-"""What captures cost and what their replays save: whether another one may be made.
+"""Accounts for what captures cost and what their replays save: may another one be made?
 
-A capture takes as long as some ten calls, so it has to be replayed to be worth making. Both times
-are measured when it is compared with eager calls, and the ledger adds them up. The first calls are
-free, as nothing can be known of them. After them :func:`~pyg_accel.graphed` promises to take no
-more than a twentieth longer than eager calls, whatever the sizes: so another capture is made when a
-twentieth of the time of all calls, and what replays have saved, make up for it.
+A capture takes as long as about ten calls, so it only pays if it is replayed. Both times are
+measured when it is compared with eager calls, and the ledger adds them up. The first calls are not
+counted. After them :func:`~pyg_accel.graphed` promises to take at most 5% longer than eager calls,
+whatever the sizes: another capture is made when 5% of the time of all calls, and what replays have
+saved, pay for it.
 
-Looking whether a call can be replayed takes time, too. Where the last one of its like could not,
-another is looked at when a twentieth of the time of the calls since pays for it.
+Checking whether a call can be replayed takes time, too. If a similar call could not, another one is
+checked when 5% of the time of the calls since then pays for it.
 
-A capture that had to make room before it paid for itself is a loss. After as many losses as
-captures are kept, no capture makes room for another any more: the sizes that come are too many.
+A capture that is dropped before it has paid for itself is a loss. After as many losses as captures
+are kept, no capture replaces another any more: there are too many sizes.
 """
 
 from time import perf_counter as clock
 
 __all__ = ["Ledger", "clock"]
 
-_FREE_CALLS, _SHARE = 30, 0.05  # the promise
+_FREE_CALLS, _SHARE = 30, 0.05  # calls that are not counted; the promise for the others
 
 
 class Ledger:
@@ -26,7 +26,7 @@ class Ledger:
     Attributes:
         captures: how many were made.
         replays: of all of them.
-        losses: captures that made room before they had paid for themselves.
+        losses: captures that were dropped before they had paid for themselves.
     """
 
     def __init__(self) -> None:
@@ -36,30 +36,30 @@ class Ledger:
         self._look = 0.0
 
     def called(self, eager: float, saved: float, *, replayed: bool) -> None:
-        """Count a call that takes so many seconds eagerly, of which a replay saved some."""
+        """Count a call, with the seconds that it takes eagerly, and that a replay saved."""
         self.replays += replayed
         self._calls += 1
         if self._calls > _FREE_CALLS:
             self._balance += _SHARE * eager + saved
 
     def spent(self, seconds: float) -> None:
-        """Count what it took to make a capture, or to compare one with an eager call."""
+        """Count the seconds of a capture, or of comparing one with an eager call."""
         if self._calls >= _FREE_CALLS:
             self._balance -= seconds
 
     def worked(self, seconds: float, *, made: bool) -> None:
-        """Count a capture that was made or compared in so many seconds; the first compiles too."""
+        """Update the price of making or comparing a capture: the least, as the first compiles."""
         self.captures += made
         self._prices[made] = min(self._prices.get(made, seconds), seconds)
 
     def looked(self, seconds: float) -> None:
-        """Count a call that was looked at in vain."""
+        """Count a call that was checked and could not be replayed."""
         self._look = min(self._look or seconds, seconds)
         self.spent(seconds)
 
     @property
     def looks(self) -> bool:
-        """Whether another call like that may be looked at."""
+        """Whether another call like that may be checked."""
         return self._calls < _FREE_CALLS or self._balance >= self._look
 
     @property
@@ -69,5 +69,5 @@ class Ledger:
 
     @property
     def too_often(self) -> str:
-        """Why no capture makes room for another."""
+        """Why no capture replaces another any more."""
         return f"recaptured too often: {self.captures} captures, {self.replays} replays"

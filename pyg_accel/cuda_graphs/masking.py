@@ -1,26 +1,26 @@
-"""Functions that mix rows, told to leave padding out, while a padded call is made.
+"""Keeps padding out of functions that mix rows, in a padded call.
 
-Why a table of functions. A padded call runs the model's own code, which has no idea of padding.
-One mode (:class:`~.functions.Functions`) sees every torch function that it calls, and what the rows
-of an argument are is known by their number (:mod:`.padding`). So whatever mixes rows does without
-those of padding: statistics of batch normalisation count real rows, reductions see the neutral
-element of what they compute, means divide by the number of real rows, losses ignore the rest.
-Modules of PyG that take all rows for one graph are told that padding is another.
+Why a table of functions. A padded call runs the code of the model, which knows nothing of padding.
+One mode (:class:`~.functions.Functions`) sees every torch function that it calls, and the number of
+rows of an argument tells whether they are nodes, edges or graphs (:mod:`.padding`). So functions
+that mix rows skip padding: statistics of batch normalisation count real rows, reductions read the
+neutral element of what they compute, means divide by the number of real rows, losses ignore the
+rest. Modules of PyG that treat all rows as one graph get a second one with the padding.
 
-Why the table need not be complete. What mixes rows in a way that is not known here (a sort, a
-cumulated sum, a product with a matrix over all rows) gives another result than the unpadded call.
-Trials compare both, with padding that is unlike real rows, before anybody relies on a recording
-(:mod:`.trial`). A call that is refused stays eager.
+Why the table need not be complete. A function that mixes rows and is not in it (a sort, a
+cumulative sum, a product with a matrix over all rows) gives another result than the unpadded call.
+Trials compare both, with padding that is unlike real rows, before a recording is used
+(:mod:`.trial`). A call that differs stays eager.
 
-Why parts are looked at before anything reads them. A model that takes half of its nodes takes
-another half of padded ones, and edges of padding end outside of it. A CUDA device answers that with
-an assertion, after which the process can use it no more. So a part of padded rows must be one that
-the unpadded call took as well, or the first rows up to an integer of the call, whose bucket is an
-axis. Of such a cut a later call must have no fewer rows than the integer says: with padding there
-are always enough.
+Why slices are checked before anything reads them. A model that takes half of its nodes takes
+another half of padded ones, and the ids of edges of padding are outside of it. On a CUDA device,
+indexing with these fails an assertion, after which the process cannot use the device any more. So a
+slice of padded rows must be one that the unpadded call took as well, or the first rows up to an
+integer of the call that has a bucket. Later calls must have at least that many real rows: with
+padding there are always enough for the slice.
 
-Why numbers of graphs are looked at. ``global_add_pool(x, batch, size=8)`` has no room for the
-graph of padding, whose ids would lie outside, so it is refused in the same way.
+Why numbers of graphs are checked. ``global_add_pool(x, batch, size=8)`` has no room for the graph
+of padding, whose id would be out of range, so it is refused too.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -44,8 +44,8 @@ __all__ = ["masked", "parts_taken"]
 
 _PARTS = ("__getitem__", "chunk", "narrow", "split", "split_with_sizes", "tensor_split",
           "unsafe_chunk", "unsafe_split")  # fmt: skip
-_Cuts = set[tuple[str, str]]  # an integer, and the axis of which it takes the first rows
-# What rows of padding are set to before a function takes all rows together.
+_Cuts = set[tuple[str, str]]  # an integer, and the axis whose first rows it counts
+# The value of rows of padding for functions that reduce all rows.
 _FILL: dict[str, float] = {
     **dict.fromkeys(("sum", "nansum", "norm", "vector_norm", "count_nonzero", "any"), 0.0),
     **dict.fromkeys(("max", "amax", "argmax", "logsumexp", "softmax"), -torch.inf),
@@ -57,7 +57,7 @@ _LOSSES = (F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss, F.binary_cross
 _BY_INDEX = ("index_select", "index_add", "index_add_", "index_reduce", "index_reduce_", "scatter",
              "scatter_", "scatter_add", "scatter_add_", "scatter_reduce",
              "scatter_reduce_")  # fmt: skip
-# Their way without a batch vector makes one of zeros.
+# Without a batch vector, they treat all rows as one graph.
 _ONE_GRAPH = (GraphNorm, GraphSizeNorm, InstanceNorm)
 
 
@@ -71,7 +71,7 @@ class _Masks:
     def table(self) -> dict[Any, Handler]:
         loops = SelfLoops(self._padding)
         self._selected = loops.selected
-        found: dict[Any, Handler] = {
+        handlers: dict[Any, Handler] = {
             **loops.table(),
             **dict.fromkeys(_BY_INDEX, self._by_index),
             **dict.fromkeys((*_FILL, *_MOMENTS), self._reduction),
@@ -79,25 +79,26 @@ class _Masks:
             **dict.fromkeys(_PARTS, self._part),
             F.batch_norm: self._batch_norm,
         }
-        return {key: _with_tensor_first(handler) for key, handler in found.items()}
+        return {key: _with_tensor_first(handler) for key, handler in handlers.items()}
 
     def _part(self, func: Handler, whole: Tensor, *args: Any, **kwargs: Any) -> Any:
         name = name_of(func)
         if name == "__getitem__":
             self._check(whole, 0, args)
-            made = self._selected(func, whole, *args)
+            out = self._selected(func, whole, *args)
         else:
-            made = func(whole, *args, **kwargs)
-        for part, rows in _parts(whole, made):
+            out = func(whole, *args, **kwargs)
+        for part, rows in _parts(whole, out):
             axis, number = self._axes.get(rows), self._axes.get(part[2], "")
             if axis is None:
                 continue
             if part not in self._parts:
-                what = "a part of its nodes or edges by their position"
-                raise Uncapturable(f"it takes {what} ({name})")
+                raise Uncapturable(
+                    f"it takes a part of its nodes or edges by their position ({name})"
+                )
             if number in self._padding.layout.numbers:
                 self._cuts.add((number, axis))
-        return made
+        return out
 
     def _is_batch(self, value: Any) -> bool:
         batch = self._padding.batch
@@ -105,17 +106,17 @@ class _Masks:
             return False
         return value.numel() >= batch.numel() and memory_of(value) == memory_of(batch)
 
-    def _check(self, out: Tensor, dim: int, given: Sequence[Any]) -> None:
-        """Refuse a number of graphs that is no argument: ids of padding would lie outside of it."""
+    def _check(self, out: Tensor, dim: int, args: Sequence[Any]) -> None:
+        """Refuse a result indexed with graph ids that has no row for the graph of padding."""
         graphs = self._padding.layout.bucket.get("graphs", 0)
-        if out.size(dim) <= graphs and any(map(self._is_batch, given)):
+        if out.size(dim) <= graphs and any(map(self._is_batch, args)):
             raise Uncapturable("it has a number of graphs of its own")
 
     def _by_index(self, func: Handler, out: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Let padding be ones in products, too: of many rows they might be infinite."""
-        given = [*args, *kwargs.values()]
-        dim = next((v for v in given if type(v) is int), 0)
-        self._check(out, dim, given)
+        """Set padding to 1 in products, as those of many rows might overflow."""
+        values = [*args, *kwargs.values()]
+        dim = next((v for v in values if type(v) is int), 0)
+        self._check(out, dim, values)
         if len(args) > 2 and name_of(func).startswith("scatter_reduce"):
             src, reduce = args[2], kwargs.get("reduce", args[3] if len(args) > 3 else "")
             axis = self._padding.axis_of(src)
@@ -143,8 +144,8 @@ class _Masks:
         axis = self._padding.axis_of(x)
         if axis is None or (args and isinstance(args[0], Tensor)):
             return func(x, *args, **kwargs)
-        place = 1 if name in ("norm", "vector_norm") else 0
-        dims: Any = kwargs.get("dim", args[place] if len(args) > place else None)
+        position = 1 if name in ("norm", "vector_norm") else 0
+        dims: Any = kwargs.get("dim", args[position] if len(args) > position else None)
         if isinstance(dims, bool):  # var(unbiased)
             dims, kwargs, args = None, kwargs | {"correction": int(dims)}, ()
         listed = list(range(x.dim())) if dims is None else [dims] if type(dims) is int else dims
@@ -167,19 +168,20 @@ class _Masks:
             ignored = kwargs.get("ignore_index", -100)
             void = self._padding.void(axis, target)
             return func(input, target.masked_fill(void, ignored), *args, **kwargs)
-        each = func(input, target, *args, **(kwargs | {"reduction": "none"}))
-        total = each.masked_fill(self._padding.void(axis, each), 0).sum()
+        losses = func(input, target, *args, **(kwargs | {"reduction": "none"}))
+        total = losses.masked_fill(self._padding.void(axis, losses), 0).sum()
         if reduction == "sum":
             return total
-        return total / (self._padding.rows(axis).count * each[0].numel())
+        return total / (self._padding.rows(axis).count * losses[0].numel())
 
 
 def _with_tensor_first(handler: Handler) -> Handler:
-    """Let a call by keywords alone pass: what is not recognised is not padded either."""
+    """Return a handler that leaves calls without a positional tensor as they are."""
 
     def handle(func: Handler, *args: Any, **kwargs: Any) -> Any:
-        known = args and isinstance(args[0], (Tensor, tuple, list))
-        return handler(func, *args, **kwargs) if known else func(*args, **kwargs)
+        if args and isinstance(args[0], (Tensor, tuple, list)):
+            return handler(func, *args, **kwargs)
+        return func(*args, **kwargs)
 
     return handle
 
@@ -206,11 +208,11 @@ def _moments(
     return (shaped(spread), shaped(mean)) if name.endswith("mean") else shaped(spread)
 
 
-def _parts(whole: Tensor, made: Any) -> Iterator[tuple[Part, int]]:
-    """Yield the parts that views are of the tensor they were made of, and the rows that it has."""
-    for out in made if isinstance(made, (tuple, list)) else (made,):
+def _parts(whole: Tensor, result: Any) -> Iterator[tuple[Part, int]]:
+    """Yield which part of a tensor each slice in a result is, and the size of the whole."""
+    for out in result if isinstance(result, (tuple, list)) else (result,):
         if not isinstance(out, Tensor) or out.dim() != whole.dim() or (
-            memory_of(out) != memory_of(whole)  # by a mask or by ids
+            memory_of(out) != memory_of(whole)  # a copy: selected by a mask or by ids
         ):  # fmt: skip
             continue
         for dim, (size, rows) in enumerate(zip(out.shape[:2], whole.shape[:2], strict=True)):
@@ -222,16 +224,16 @@ def _parts(whole: Tensor, made: Any) -> Iterator[tuple[Part, int]]:
 
 @contextmanager
 def parts_taken() -> Iterator[set[Part]]:
-    """Collect the parts that an unpadded call takes by their position."""
-    found: set[Part] = set()
+    """Collect the slices that an unpadded call takes."""
+    parts: set[Part] = set()
 
-    def look(func: Handler, whole: Tensor, *args: Any, **kwargs: Any) -> Any:
-        made = func(whole, *args, **kwargs)
-        found.update(part for part, _ in _parts(whole, made))
-        return made
+    def collect(func: Handler, whole: Tensor, *args: Any, **kwargs: Any) -> Any:
+        out = func(whole, *args, **kwargs)
+        parts.update(part for part, _ in _parts(whole, out))
+        return out
 
-    with Functions(dict.fromkeys(_PARTS, _with_tensor_first(look))):
-        yield found
+    with Functions(dict.fromkeys(_PARTS, _with_tensor_first(collect))):
+        yield parts
 
 
 @contextmanager
@@ -239,13 +241,13 @@ def masked(
     modules: Sequence[torch.nn.Module], padding: Padding, parts: Collection[Part], cuts: _Cuts,
     more: Mapping[Any, Handler],
 ) -> Iterator[None]:  # fmt: skip
-    """Leave padding out of batch normalisation, reductions over rows, and losses.
+    """Keep padding out of batch normalisation, reductions over rows, and losses.
 
     Args:
         modules: those that run.
         padding: of the call.
-        parts: those that the unpadded call takes, of as many rows as they are with padding.
-        cuts: is filled with integers and the axes of which they take the first rows.
+        parts: the slices that the call may take.
+        cuts: is filled with integers, and the axes whose first rows they count.
         more: handlers of other functions.
     """
 

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,20 +20,20 @@ def graphed(
 ) -> "Graphed":  # fmt: skip
     """Replay the calls of a model, forward and backward, from CUDA graphs.
 
-    The first calls of a kind run eagerly; then the call is captured, compared with eager calls, and
-    replayed. A kind is made of shapes, dtypes, ``train()`` or ``eval()``, grad mode, autocast and
-    the model's parameters as objects; another kind is captured anew. Where sizes change from batch
-    to batch, nodes, edges and graphs are padded to a few sizes, and padding is kept out of
+    The first calls of a kind run eagerly; then a call is captured, compared with eager calls, and
+    replayed. Calls are of one kind if shapes, dtypes, ``train()`` or ``eval()``, grad mode,
+    autocast and the parameter objects of the model are the same. If sizes change from batch to
+    batch, nodes, edges and graphs are padded to a few sizes, and padding is kept out of
     normalisation, pooling and results. Captures are made while they pay for themselves: after the
     first 30 calls, any pattern of sizes takes at most 1.05 times as long as eager calls. What
-    cannot be captured runs eagerly, and :func:`pyg_accel.report` says why; so does everything
-    without a CUDA device. Calls that stay eager may be faster with backward passes in the calling
-    thread: :class:`torch.autograd.set_multithreading_enabled`.
+    cannot be captured, such as everything without a CUDA device, runs eagerly, and
+    :func:`pyg_accel.report` says why. Eager calls may be faster with backward passes in the calling
+    thread: ``torch.autograd.set_multithreading_enabled(False)``.
 
     Args:
         model: any module; it is not changed, and its parameters are shared.
         dynamic: True pads from the start, False never does; None pads once sizes have changed.
-        max_captures: how many captures are kept; the least recently used goes.
+        max_captures: how many captures are kept; the least recently used is dropped.
         roles: what arguments are, by name, where names and sizes do not tell: ``"nodes"``,
             ``"edges"`` or ``"graphs"`` (a row for each), ``"edge_index"``, ``"batch"``, ``"ptr"``
             or ``"fixed"``.
@@ -69,11 +70,7 @@ class Graphed(HasCaptures, ModelWrapper):
             return self._engine(args, kwargs)
 
     def __reduce__(self) -> Any:
-        return _again, (self._original, self._options)
+        return partial(graphed, **self._options), (self._original,)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Graphed":
         return graphed(copy.deepcopy(self._original, memo), **self._options)
-
-
-def _again(model: torch.nn.Module, options: Mapping[str, Any]) -> Graphed:
-    return graphed(model, **options)

@@ -1,13 +1,13 @@
-"""Self-loops that a model takes out by a mask, while a padded call is made.
+"""Removal of self-loops by a mask, in a padded call.
 
-PyG's layers do so with ``edge_index[:, edge_index[0] != edge_index[1]]``. The host waits for the
-number of edges that are left, and a CUDA graph has no room for a number that changes. In a padded
-call all edges stay instead, and those that the mask leaves out join nodes of padding, as edges of
+Layers of PyG remove them with ``edge_index[:, edge_index[0] != edge_index[1]]``. The host waits for
+the number of remaining edges, and in a CUDA graph it cannot change. In a padded call all edges
+remain instead, and those that the mask removes are set to join nodes of padding, as edges of
 padding do: messages, degrees, softmax and means of the real nodes are those without them.
 
-Rows that are selected by such a mask hold a copy of the first one that is kept, for each that is
-not. A row or two are added, so that their number tells what they are: what is known to mix rows
-leaves padding out, as it does for other axes, and what is not sees some in every trial.
+In other tensors that such a mask selects from, removed rows become copies of the first remaining
+one. One or two rows are added, so that the number of rows tells what they are: functions in the
+table of :mod:`.masking` skip this padding too, and others see some of it in every trial.
 """
 
 from typing import Any
@@ -30,17 +30,17 @@ _JOINS = ("cat", "concat", "concatenate")
 
 
 class SelfLoops:
-    """Lets edges that a comparison of their two ends selects keep their number."""
+    """Keeps the number of edges where a comparison of their ends selects some."""
 
     def __init__(self, padding: Padding) -> None:
         self._padding = padding
-        # Tensors of node ids, by their memory, and masks, with how many rows are added to what is
-        # selected. All are kept, so that no other tensor takes their place.
+        # Tensors of node ids by their memory, and masks by id() with the number of rows to add. The
+        # references keep both from being reused by other tensors.
         self._ids = {memory_of(edges): edges for edges in padding.edges}
         self._masks: dict[int, tuple[Tensor, int]] = {}
 
     def table(self) -> dict[str, Handler]:
-        """Return the handlers of functions, but for that of ``__getitem__``."""
+        """Return the handlers of all functions except ``__getitem__``."""
         return {
             **dict.fromkeys(_COMPARISONS, self._compared),
             **dict.fromkeys(_INVERSIONS, self._inverted),
@@ -61,7 +61,7 @@ class SelfLoops:
         return out
 
     def _copied(self, func: Handler, *args: Any, **kwargs: Any) -> Any:
-        """Take a note where a function that is given node ids returns nothing else."""
+        """Note the result of a function that returns the node ids that it gets."""
         out, name = func(*args, **kwargs), name_of(func)
         if type(out) is not Tensor or out.is_floating_point() or out.dtype == torch.bool:
             return out
@@ -87,11 +87,11 @@ class SelfLoops:
         """Whether these are the two rows of an edge_index."""
         if not (self._are_ids(one) and self._are_ids(other) and memory_of(one) == memory_of(other)):
             return False
-        apart = bool(one.storage_offset() != other.storage_offset())
-        return apart and one.dim() == 1 and one.shape == other.shape
+        different = bool(one.storage_offset() != other.storage_offset())
+        return different and one.dim() == 1 and one.shape == other.shape
 
     def _mask_in(self, value: Any, index: Any) -> tuple[Tensor | None, int, int]:
-        """Return the mask by which a tensor is indexed, what it adds, and the dimension."""
+        """Return the mask that a tensor is indexed with, the rows to add, and the dimension."""
         columns = type(index) is tuple and len(index) == 2 and type(index[0]) is slice
         dim = int(columns and index[0] == slice(None))
         mask, more = self._masks.get(id(index[1] if dim else index), (None, 0))
@@ -100,33 +100,33 @@ class SelfLoops:
         return mask, self._padding.spare(len(mask), more), dim
 
     def selected(self, func: Handler, value: Tensor, index: Any) -> Any:
-        """Return all rows, with padding in place of those that the mask of an index leaves out."""
+        """Return all rows, with padding in place of those that the mask does not select."""
         mask, more, dim = self._mask_in(value, index)
         if mask is None:
             return func(value, index)
         shape = [-1 if d == dim else 1 for d in range(value.dim())]
-        kept = F.pad(mask, (0, more)).view(shape)
+        selected = F.pad(mask, (0, more)).view(shape)
         if self._are_ids(value):
             padding = self._padding.ends(len(mask) + more).to(value.dtype).view(shape)
         else:
             padding = value.detach().index_select(dim, mask.to(torch.int8).argmax().view(1))
             if value.is_floating_point():
-                # Where nothing is selected, there is no row that a model is known to work with.
+                # If nothing is selected, there is no row to copy.
                 padding = padding_like(padding, dim).masked_fill(~mask.any(), 1)
                 padding = padding * self._padding.poison.to(value.dtype)
         rows = list(value.shape)
         rows[dim] = more
-        out = torch.where(kept, torch.cat([value, value.new_zeros(rows)], dim), padding)
+        out = torch.where(selected, torch.cat([value, value.new_zeros(rows)], dim), padding)
         if self._are_ids(value):
             self._note(out)
         return out
 
     def _assigned(self, func: Handler, target: Tensor, index: Any, value: Any) -> None:
-        """Write rows back that were selected by the same mask, where these are such."""
+        """Write rows back that the same mask has selected."""
         mask, more, dim = self._mask_in(target, index)
         rows = None if mask is None else (len(mask) + more, *target.shape[1:])
         if mask is None or dim or type(value) is not Tensor or value.shape != rows:
             func(target, index, value)
             return
-        kept = mask.view(-1, *[1] * (target.dim() - 1))
-        target.copy_(torch.where(kept, value[: len(mask)], target))
+        selected = mask.view(-1, *[1] * (target.dim() - 1))
+        target.copy_(torch.where(selected, value[: len(mask)], target))

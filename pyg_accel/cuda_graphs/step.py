@@ -16,7 +16,7 @@ from pyg_accel.cuda_graphs.model import Graphed
 
 __all__ = ["GraphedStep", "graphed_step"]
 
-_SETTINGS = 8  # so many settings of an optimizer in a row are those of a schedule
+_SETTINGS = 8  # more settings of an optimizer than this are those of a schedule
 
 
 def graphed_step(
@@ -25,33 +25,34 @@ def graphed_step(
 ) -> "GraphedStep":  # fmt: skip
     """Replay a function that does forward, backward and optimizer from a CUDA graph.
 
-    Everything said of :func:`pyg_accel.graphed` holds here too: the first calls run eagerly, kinds
-    of calls are captured and compared, and what cannot be captured stays eager, with the reason in
-    :func:`pyg_accel.report`. Optimizers that have a ``capturable`` switch need it on; a learning
-    rate that changes must be a tensor, or each change is another kind. With padding, the losses of
-    ``torch.nn.functional`` and means over rows leave it out.
+    It works like :func:`pyg_accel.graphed`: the first calls run eagerly, kinds of calls are
+    captured and compared, and what cannot be captured stays eager, with the reason in
+    :func:`pyg_accel.report`. Optimizers with a ``capturable`` option need it; a learning rate that
+    changes must be a tensor, or each change is another kind. Losses of ``torch.nn.functional`` and
+    means over rows do not count padding.
 
     Args:
-        step_function: takes tensors and returns what is to be logged, such as the loss.
+        step_function: takes tensors and returns values to log, such as the loss.
         modules: the models that it trains; by default those that it refers to.
         dynamic: True pads from the start, False never does; None pads once sizes have changed.
-        max_captures: how many captures are kept; the least recently used goes.
+        max_captures: how many captures are kept; the least recently used is dropped.
         roles: what arguments are, by name; see :func:`pyg_accel.graphed`.
 
     Returns:
-        A function that is called like ``step_function``; its results carry no gradients.
+        A function that is called like ``step_function``; its results have no gradients.
 
     Raises:
         ValueError: if ``step_function`` is not callable, or for unknown roles.
     """
     if not callable(step_function) or isinstance(step_function, torch.nn.Module):
         raise ValueError(f"expected 'step_function' to be a function (got {step_function!r})")
-    found = list(_modules_in(_refers_to(step_function)) if modules is None else modules)
-    return GraphedStep(step_function, found, dynamic=dynamic, max_captures=max_captures,
+    trained = list(_modules_in(_refers_to(step_function)) if modules is None else modules)
+    return GraphedStep(step_function, trained, dynamic=dynamic, max_captures=max_captures,
                        roles=dict(roles or {}))  # fmt: skip
 
 
 def _refers_to(function: Any) -> list[Any]:
+    """Return what a function can refer to: closure, globals, bound arguments, attributes."""
     if isinstance(function, partial):
         return [function.args, function.keywords, *_refers_to(function.func)]
     if ismethod(function):
@@ -84,14 +85,14 @@ class GraphedStep(HasCaptures):
 
 
 class _Step(Subject):
-    """A step as what is captured."""
+    """A step to capture."""
 
     def __init__(self, function: Callable[..., Any], roots: Sequence[torch.nn.Module]) -> None:
         super().__init__(self._step, roots, getattr(function, "__name__", type(function).__name__))
         self._function = function
         self._optimizers: dict[Optimizer, None] = {}
         self._settings: dict[Any, None] = {}
-        self._fresh: dict[Tensor, bool] = {}  # whether an earlier gradient is not added to
+        self._fresh: dict[Tensor, bool] = {}  # whether a step replaces its gradient, not adds to it
 
     @property
     def _parameters(self) -> list[Tensor]:
@@ -118,12 +119,12 @@ class _Step(Subject):
     def reasons(self) -> list[str]:
         if not self.roots:
             return ["it refers to no module: pass modules="]
-        known = set(self._parameters)
+        parameters = set(self._parameters)
         for optimizer, group in self._groups:
             name, params = type(optimizer).__name__, group["params"]
             if any(p.is_cuda for p in params) and group.get("capturable") is False:
                 return [f"{name} is not capturable: make it with capturable=True"]
-            if any(p not in known for p in params):
+            if any(p not in parameters for p in params):
                 return [f"{name} has parameters of other modules: pass modules="]
         if len(self._settings) > _SETTINGS:
             return ["the settings of an optimizer change all the time: make lr a tensor"]
@@ -143,7 +144,7 @@ class _Step(Subject):
         return settings, grads, tuple(id(t) for _, _, t in self._optimizer_state())
 
     def _optimizer_state(self) -> list[tuple[Tensor, str, Tensor]]:
-        """Return what optimizers keep of parameters: parameter, name and tensor."""
+        """Return the state of optimizers: parameter, name and tensor."""
         return [
             (p, name, value)
             for optimizer, group in self._groups
@@ -158,22 +159,23 @@ class _Step(Subject):
         return list(dict.fromkeys([*self._parameters, *grads, *state]))
 
     def evidence(self) -> dict[str, list[Tensor]]:
-        """Parameters count where an optimizer has no memory of gradients that tells more.
+        """Compare the state of optimizers, and parameters without such a state.
 
-        Adam turns a gradient that is nothing but rounding into a step of full length.
+        Adam turns a gradient of rounding errors into a full step, so parameters may differ where
+        averages of gradients do not.
         """
-        found, remembered = super().evidence(), set()
+        evidence, averaged = super().evidence(), set()
         for p, name, value in self._optimizer_state():
-            found.setdefault(f"'{name}' of a parameter", []).append(value)
+            evidence.setdefault(f"'{name}' of a parameter", []).append(value)
             if value.shape == p.shape and value.dim():
-                remembered.add(p)
-        found["parameter"] = [p for p in self._parameters if p not in remembered]
-        return found
+                averaged.add(p)
+        evidence["parameter"] = [p for p in self._parameters if p not in averaged]
+        return evidence
 
     def prepare(self) -> None:
         for p in self._parameters:
             if self._fresh.get(p):
-                p.grad = None  # as the step itself does, which allocates another one
+                p.grad = None  # the step allocates a new one
 
     def recorded(self) -> Any:
         return [(p, p.grad) for p in self._parameters], self._optimizer_state()

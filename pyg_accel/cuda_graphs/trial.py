@@ -1,9 +1,9 @@
-"""Recording a kind of call, and comparing it with eager ones before anybody relies on it.
+"""Records a kind of call, and compares the recording with eager calls before it is used.
 
-Why everything is compared. Nobody can tell from a model's code whether padding changes it or
-whether it draws numbers outside of torch. So outputs, gradients of arguments and parameters,
-buffers and the state of optimizers are compared: the padded call with the unpadded one before
-anything is recorded, and what was recorded with both, once when it is made and once more on the
+Why everything is compared. The code of a model does not tell whether padding changes its results,
+or whether it draws random numbers outside of torch. So outputs, gradients of arguments and
+parameters, buffers and the state of optimizers are compared: the padded call with the unpadded one
+before anything is recorded, and the recording with both, once when it is made and once more on the
 data of a later call.
 
 Why without randomness. Dropout draws other numbers for padded rows, so unpadded and padded calls
@@ -12,18 +12,18 @@ the same numbers. Where results are in half precision, rounding would hide what 
 autocast is off in the first comparison.
 
 Why with poison. Rows of padding look like real ones, and a mean that counts them is off by little.
-In trials they are multiplied by a large factor. If a model cannot work with such numbers, while it
-can with others, the comparison is made without.
+In trials they are multiplied by a large factor. If the model does not return finite numbers then,
+the comparison is repeated without the factor.
 
 Why tolerances are relative. Padded calls add up in another order. A rounding error may flip the
 sign of one number before a ReLU, which changes a few elements of a gradient and hardly its norm,
 so gradients are compared by norms and results by elements.
 
-Why a trial leaves no trace: it runs the user's model several times. Random numbers, buffers,
-gradients, parameters of a step and attributes of modules are put back after each of them.
+Why state is restored. A trial runs the user's model several times. Random number generators,
+buffers, gradients, parameters of a step and attributes of modules are restored after each run.
 
-Why it takes the time. The same calls show what a replay saves, the device's work included; see
-:mod:`.ledger`. The shortest of two is taken, as the first call of a kind may compile.
+Why trials are timed. The same calls show what a replay saves, including the work of the device; see
+:mod:`.ledger`. The shorter of two times counts, as the first call of a kind may compile.
 """
 
 import traceback
@@ -47,21 +47,21 @@ from pyg_accel.facts import expect_to_stay
 
 __all__ = ["examine"]
 
-# What a model may raise when it is called with padding, or captured. Eager execution tells whether
-# it is the user's own mistake.
+# Errors that padding or a capture may cause in a model. If it is the user's mistake, the eager call
+# that follows raises it too.
 _FAILURES = (RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError,
              ArithmeticError, OSError)  # fmt: skip
 _HERE = str(Path(__file__).parent)
 
 
 class _Tolerance(NamedTuple):
-    """How far results may be apart that differ in the order of additions.
+    """How much results may differ that are added up in another order.
 
     Attributes:
-        elements: of each element, relative to the largest.
-        norm: of all elements of a gradient, relative to its norm.
-        floor: of results that are nothing but rounding, relative to these figures and the largest
-            result, such as the gradient of a bias before a normalisation.
+        elements: bound of each element, relative to the largest.
+        norm: bound of a gradient, relative to its norm.
+        floor: the share of the largest result that is added to the size of each: some consist of
+            rounding errors only, such as the gradient of a bias before a normalisation.
     """
 
     elements: float
@@ -70,21 +70,21 @@ class _Tolerance(NamedTuple):
 
     @classmethod
     def of(cls, dtypes: Iterable[torch.dtype], precision: str) -> "_Tolerance":
-        """Return that of calls with these types among their results."""
+        """Return the tolerance for results of these dtypes."""
         least = min(dtypes, key=lambda dtype: torch.finfo(dtype).bits, default=torch.float32)
         if torch.finfo(least).bits < 32:
             return cls(5e-2, 2e-1, 1e-1)
-        if least == torch.float32:  # other precisions multiply matrices in 10 bits
+        if least == torch.float32:  # others multiply with a 10-bit mantissa
             return cls(5e-4, 2e-2, 1e-2) if precision == "highest" else cls(1e-2, 5e-2, 1e-1)
         return cls(1e-9, 1e-7, 1e-2)
 
-    def exceeded(self, expected: Grads, found: Grads, *, by_norm: bool) -> str:
+    def exceeded(self, expected: Grads, actual: Grads, *, by_norm: bool) -> str:
         """Return where two sequences of tensors differ by more than rounding; empty if nowhere."""
-        if len(expected) != len(found):
-            return f"s: {len(found)} instead of {len(expected)}"
+        if len(expected) != len(actual):
+            return f"s: {len(actual)} instead of {len(expected)}"
         relative = self.norm if by_norm else self.elements
         scale = max((_size(t, by_norm) for t in expected if t is not None), default=0.0)
-        for i, (one, other) in enumerate(zip(expected, found, strict=True)):
+        for i, (one, other) in enumerate(zip(expected, actual, strict=True)):
             if one is None or other is None:
                 if one is not other:
                     return f" {i} is missing"
@@ -96,10 +96,10 @@ class _Tolerance(NamedTuple):
             elif not torch.equal(one.isfinite(), other.isfinite()):
                 return f" {i} is not finite in the same places"
             else:
-                off = _size(one - other, by_norm)
+                error = _size(one - other, by_norm)
                 bound = relative * (_size(one, by_norm) + self.floor * scale)
-                if off > bound:
-                    return f" {i} is off by {off:.2g}, more than {bound:.2g}"
+                if error > bound:
+                    return f" {i} is off by {error:.2g}, more than {bound:.2g}"
         return ""
 
 
@@ -112,7 +112,7 @@ def _size(value: Tensor, by_norm: bool) -> float:
 
 
 class _Evidence(NamedTuple):
-    """What a call did."""
+    """The results of a call, and what it changed."""
 
     value: Any
     outs: list[Tensor]
@@ -127,10 +127,10 @@ class _Evidence(NamedTuple):
 
 
 def _cotangents(outs: Sequence[Tensor], differentiable: Sequence[bool]) -> list[Tensor | None]:
-    """Return gradients to begin with: the same for the same shapes, and of no structure."""
-    numbers = torch.Generator().manual_seed(0)
-    made = [torch.randn(out.shape, generator=numbers).to(out.device, out.dtype) for out in outs]
-    return [g if has else None for g, has in zip(made, differentiable, strict=True)]
+    """Return random gradients of outputs, the same for the same shapes."""
+    generator = torch.Generator().manual_seed(0)
+    grads = [torch.randn(out.shape, generator=generator).to(out.device, out.dtype) for out in outs]
+    return [g if has else None for g, has in zip(grads, differentiable, strict=True)]
 
 
 class _Trial:
@@ -146,16 +146,16 @@ class _Trial:
         grads: Grads,
     ) -> _Evidence:  # fmt: skip
         state = self._subject.evidence().items()
-        found = _Evidence(
+        evidence = _Evidence(
             value, [out.detach().clone() for out in outs], list(has),
             [None if g is None else g.clone() for g in grads],
             {name: [t.detach().clone() for t in tensors] for name, tensors in state},
         )  # fmt: skip
         self.saved.restore()
-        return found
+        return evidence
 
     def eager(self, mode: Functions | None = None) -> _Evidence:
-        """Make the call as the user does; timed, unless in a mode."""
+        """Make the call as the user does; without a mode, it is timed."""
         entry, arguments, now = self._entry, self._arguments, self._entry.memory.now
         tensors = [t.detach().requires_grad_() if t.requires_grad and entry.modes.grad else t
                    for t in arguments.tensors]  # fmt: skip
@@ -170,21 +170,21 @@ class _Trial:
         grads = gradients(outs, [*inputs, *entry.parameters], by)
         if mode is None:
             entry.eager = min(entry.eager, seconds + now() - start)
-        # A graph of autograd that is alive ties parameters to the stream that it was made on.
+        # An autograd graph that is alive ties parameters to its stream: keep no reference to it.
         value = call.replaced(value, iter([out.detach() for out in outs]))
         return self._evidence(value, outs, has, grads)
 
-    def padded(self, like: _Evidence, *, still: bool) -> _Evidence:
+    def padded(self, like: _Evidence, *, dropout: bool) -> _Evidence:
         """Make the padded call without recording it."""
         entry = self._entry
         with entry.memory.aside():
-            with Functions(NOT_RANDOM) if still else nullcontext():
+            with nullcontext() if dropout else Functions(NOT_RANDOM):
                 outs = entry.compute()
             has = [out.requires_grad for out in outs]
             entry.describe(like.value, outs, has)
             parts, by = entry.take(outs), [torch.ones_like(out) for out in outs]
             for whole, part in zip(by, _cotangents(parts, has), strict=True):
-                if part is not None:  # ones on padding, where they must not matter
+                if part is not None:  # the gradient of padding stays 1, which must not matter
                     (whole[: part.size(0)] if whole.dim() else whole).copy_(part)
             grads = entry.trim(gradients(outs, entry.inputs, by))
             return self._evidence(like.value, parts, has, grads)
@@ -204,24 +204,24 @@ class _Trial:
         entry.replayed = min(entry.replayed, seconds + now() - start)
         return self._evidence(None, parts, entry.differentiable, grads)
 
-    def check(self, what: str, expected: _Evidence, found: _Evidence) -> None:
-        """Raise Uncapturable where a call did something else."""
+    def check(self, what: str, expected: _Evidence, actual: _Evidence) -> None:
+        """Raise Uncapturable if two calls differ."""
         modes = self._entry.modes
         dtypes = [out.dtype for out in expected.outs if out.is_floating_point()]
         if modes.autocast is not None and not self._entry.full_precision:
             dtypes.append(modes.autocast)
         allowed = _Tolerance.of(dtypes, modes.precision)
         pairs: dict[str, tuple[Grads, Grads]] = {
-            "output": (expected.outs, found.outs), "gradient": (expected.grads, found.grads),
-            **{n: (tensors, found.state[n]) for n, tensors in expected.state.items()},
+            "output": (expected.outs, actual.outs), "gradient": (expected.grads, actual.grads),
+            **{n: (tensors, actual.state[n]) for n, tensors in expected.state.items()},
         }  # fmt: skip
         for name, (one, other) in pairs.items():
-            by_norm = name not in ("output", "buffer")  # that of an optimizer is made of gradients
+            by_norm = name not in ("output", "buffer")  # state of optimizers consists of gradients
             if wrong := allowed.exceeded(one, other, by_norm=by_norm):
                 raise Uncapturable(f"{what}: {name}{wrong}")
 
     def run(self, recorder: type[Captured] | None) -> None:
-        """Compare eager calls, padded ones and the recording, which a recorder makes if given."""
+        """Compare eager calls, padded ones and the recording; a recorder makes it first."""
         entry, layout = self._entry, self._entry.layout
         entry.load(self._arguments, self._sizes)
         expected = self.eager()
@@ -233,13 +233,13 @@ class _Trial:
             entry.parts = layout.parts(parts, self._sizes)
             for poison in (True, False):
                 entry.poison(poison)
-                padded = self.padded(plain, still=True)
+                padded = self.padded(plain, dropout=False)
                 if not poison or padded.finite or not plain.finite:
                     self.check("padding changes the result", plain, padded)
-                    break  # else these numbers are too large for the model, which says nothing
+                    break  # otherwise the poison overflows, which says nothing about padding
             entry.poison(False)
             entry.full_precision = False
-            expected = self.padded(plain, still=False)
+            expected = self.padded(plain, dropout=True)
         elif recorder is not None:
             entry.describe(expected.value, expected.outs, expected.differentiable)
         if recorder is not None:
@@ -264,23 +264,23 @@ def examine(
     subject: Subject, entry: Entry, arguments: Arguments, sizes: Sizes,
     recorder: type[Captured] | None = None,
 ) -> None:  # fmt: skip
-    """Compare a recording with eager calls on the same arguments, as if nothing had happened.
+    """Compare a recording with eager calls on the same arguments, and restore all state.
 
     Args:
         subject: model or step.
         entry: with its recording, unless ``recorder`` makes it.
         arguments: of the call.
         sizes: of the call.
-        recorder: records, after all that could be found wrong before has been.
+        recorder: makes the recording, after the padded call has passed its comparison.
 
     Raises:
-        Uncapturable: where they differ, or with the reason why the call stays eager.
+        Uncapturable: if they differ, or with another reason why the call stays eager.
     """
     trial = _Trial(subject, entry, arguments, sizes)
-    # A graph that is held is the graph of every replay: its long rows are worth knowing.
-    known = expect_to_stay() if recorder is not None and not entry.layout.bucket else nullcontext()
+    # A graph that is not padded is the graph of every replay: its long rows are worth measuring.
+    stays = expect_to_stay() if recorder is not None and not entry.layout.bucket else nullcontext()
     try:
-        with holding() as lent, known:
+        with holding() as lent, stays:
             trial.run(recorder)
         entry.lent = entry.lent or lent
     except (torch.OutOfMemoryError, Uncapturable):
@@ -295,14 +295,14 @@ def examine(
 
 
 def _first_cause(error: BaseException) -> str:
-    """Return what went wrong first, in a line: the end of a failed capture raises too."""
+    """Return the first error, in a line: ending a failed capture raises another one."""
     while error.__context__ is not None and not isinstance(error, Uncapturable):
         error = error.__context__
     if isinstance(error, Uncapturable):
         return str(error)
-    what = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-    if "stream is capturing" in what:
-        what = "it waits for the device, which no CUDA graph can"
+    text = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+    if "stream is capturing" in text:
+        text = "it waits for the device, which no CUDA graph can"
     frames = [f for f in traceback.extract_tb(error.__traceback__) if "/torch/" not in f.filename]
-    theirs = [f for f in frames if _HERE not in f.filename]
-    return f"{what} ({Path(theirs[-1].filename).name}:{theirs[-1].lineno})" if theirs else what
+    users = [f for f in frames if _HERE not in f.filename]
+    return f"{text} ({Path(users[-1].filename).name}:{users[-1].lineno})" if users else text

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.modules.module import register_module_forward_hook
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 from torch_geometric.data import Data, HeteroData
 
+from pyg_accel.cuda_graphs.functions import NOT_RANDOM, Functions
 from pyg_accel.distributed.model import Distributed
 from pyg_accel.distributed.partition import node_stores, store_of
 from pyg_accel.distributed.spread import distribute
@@ -20,15 +20,7 @@ from pyg_accel.errors import NotDistributable, VerificationError
 
 __all__ = ["check"]
 
-_DROPOUTS = frozenset({"dropout", "dropout_", "feature_dropout", "alpha_dropout", "dropout1d"})
 _GRADIENT = "the gradient"
-
-
-class _WithoutDropout(TorchFunctionMode):
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if getattr(func, "__name__", "") in _DROPOUTS:
-            return args[0]
-        return func(*args, **(kwargs or {}))
 
 
 def check(
@@ -42,9 +34,9 @@ def check(
 ) -> None:
     """Compare a model on all ranks with the same model in one process, in float64.
 
-    Outputs, gradients and what every module returns are compared, in training mode without dropout.
-    Use a small graph: every rank also runs the whole. What ``forward`` does with all nodes in its
-    own code (``x.mean(0)``) shows here and nowhere else.
+    Outputs, gradients and the results of every module are compared, in training mode without
+    dropout. Use a small graph: every rank also runs the whole. Only this finds code in ``forward``
+    that reduces over all nodes itself (``x.mean(0)``).
 
     Args:
         model: as for :func:`distribute`; it is not changed.
@@ -69,25 +61,28 @@ def check(
              for key, store in node_stores(whole).items()]  # fmt: skip
     largest = max((_largest(t) for name, t in expected if _GRADIENT in name), default=0.0)
 
-    def look() -> dict[str, str]:
-        for (name, wanted), (_, got) in zip(expected, results, strict=False):
-            if wanted is None:
+    def compare() -> dict[str, str]:
+        for (name, reference), (_, own) in zip(expected, results, strict=False):
+            if reference is None:
                 continue
             # Node types may have the same number of nodes: one of them has to fit.
-            parts = [wanted, *(wanted[own] for n, own in owned if wanted.shape[:1] == (n,))]
-            offs = [_largest(got - p) for p in parts if got is not None and p.shape == got.shape]
-            if not offs:
-                shape = None if got is None else list(got.shape)
-                raise ValueError(f"{name} has the shape {shape}, not {list(wanted.shape)}")
-            # Some gradients are zero but for rounding: all are compared on one scale.
-            scale = max(largest if _GRADIENT in name else _largest(wanted), 1e-300)
-            if not min(offs) <= tolerance * scale:
-                off = min(offs) / scale
-                raise ValueError(f"{name} differs by {off:.1e} of its largest number")
+            parts = [
+                reference,
+                *(reference[ids] for n, ids in owned if reference.shape[:1] == (n,)),
+            ]
+            errors = [_largest(own - p) for p in parts if own is not None and p.shape == own.shape]
+            if not errors:
+                shape = None if own is None else list(own.shape)
+                raise ValueError(f"{name} has the shape {shape}, not {list(reference.shape)}")
+            # Some gradients are zero up to rounding: all are compared on one scale.
+            scale = max(largest if _GRADIENT in name else _largest(reference), 1e-300)
+            if not min(errors) <= tolerance * scale:
+                error = min(errors) / scale
+                raise ValueError(f"{name} differs by {error:.1e} of its largest number")
         return {}
 
     try:
-        agree(spread.wire, look)
+        agree(spread.wire, compare)
     except NotDistributable as error:
         raise VerificationError(f"not what one process computes: {error}") from None
 
@@ -118,7 +113,7 @@ def _named(model: Any, data: Any) -> Any:
 def _run(
     model: Any, inner: torch.nn.Module, data: Data | HeteroData, call: Callable[[Any, Any], Any]
 ) -> list[tuple[str, Tensor | None]]:
-    """Return by name what modules return (but those inside of layers), outputs and gradients."""
+    """Return by name the results of modules outside of layers, outputs and gradients."""
     seen: list[tuple[str, Tensor | None]] = []
     layers = [m for m in inner.modules() if hasattr(m, "propagate")]
     inside = {child for m in layers for child in m.modules() if child is not m}
@@ -131,7 +126,7 @@ def _run(
                     name = f"{names[module]}[{key!r}]" if key else names[module]
                     seen.append((f"what '{name}' returns", t.detach().clone()))
 
-    with register_module_forward_hook(note), _WithoutDropout():
+    with register_module_forward_hook(note), Functions(NOT_RANDOM):
         out = call(model, data)
     outs = [t for t in tree_leaves(out) if isinstance(t, Tensor) and t.is_floating_point()]
     generator = torch.Generator().manual_seed(0)

@@ -1,7 +1,6 @@
-"""Layers that build graphs of their own or read all nodes, over the nodes of all ranks.
+"""Layers that build their own graphs or read all nodes, over the nodes of all ranks.
 
-As for norms, a module of the model becomes one of a class below, a subclass of its own: parameters,
-buffers and settings stay.
+As for norms, the ``__class__`` of a module in the model is set to a subclass below.
 """
 
 from typing import Any
@@ -13,8 +12,8 @@ from torch_geometric.nn import DirGNNConv, GPSConv, HGTConv
 from torch_geometric.utils import to_dense_batch
 
 from pyg_accel.distributed.halo import exchange, make_halo
-from pyg_accel.distributed.known import RUNNING, Following, halo_of, running
 from pyg_accel.distributed.norms import num_graphs
+from pyg_accel.distributed.tracking import RUNNING, Following, halo_of, running
 from pyg_accel.distributed.wire import Wire
 from pyg_accel.errors import NotDistributable
 
@@ -24,7 +23,7 @@ __all__ = ["CONVS"]
 class AllNodesHGTConv(HGTConv):
     """``HGTConv``, which joins the graphs of all types.
 
-    A halo is that of an edge type, so keys and values are exchanged per edge type.
+    Each edge type has a halo, so keys and values are exchanged per edge type.
     """
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -47,7 +46,7 @@ class AllNodesHGTConv(HGTConv):
             own = slice(begins[key], begins[key] + halo.own)
             offsets[key] = sum(len(part[0]) for part in parts)
             parts.append([exchange(halo, keys[own]), exchange(halo, values[own])])
-        keys, values = (torch.cat(both) for both in zip(*parts, strict=True))
+        keys, values = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
         return keys, values, offsets
 
 
@@ -86,20 +85,20 @@ class AllNodesGPSConv(GPSConv):
         return norm(rows, batch=batch) if self.norm_with_batch else norm(rows)
 
     def _attended(self, wire: Wire, x: Tensor, batch: Tensor | None) -> Tensor:
-        """Return what the nodes of this rank read of all nodes of their graphs."""
+        """Return the attention of the nodes of this rank to all nodes of their graphs."""
         own = x.new_zeros(x.size(0), dtype=torch.int64) if batch is None else batch
         size = 1 if batch is None else num_graphs(wire, batch)
         cuts = torch.tensor([0, *wire.values(x.size(0))], device=x.device).cumsum(0)
         begin, end = cuts[wire.rank : wire.rank + 2].tolist()
-        places = torch.arange(int(cuts[-1]), device=x.device)
-        everyone, local = make_halo(wire, places, cuts, x.size(0), kind="rows")
-        rows, graphs = (exchange(everyone, t).index_select(0, local) for t in (x, own))
+        positions = torch.arange(int(cuts[-1]), device=x.device)
+        halo, local = make_halo(wire, positions, cuts, x.size(0), kind="rows")
+        rows, graphs = (exchange(halo, t).index_select(0, local) for t in (x, own))
         keys, mask, order = _dense(rows, graphs, size)
         if isinstance(self.attn, torch.nn.MultiheadAttention):
-            queries, mine, own_order = _dense(x, own, size)
+            queries, own_mask, own_order = _dense(x, own, size)
             out, _ = self.attn(queries, keys, keys, key_padding_mask=~mask, need_weights=False)
-            return _undone(out[mine], own_order)
-        return _undone(self.attn(keys, mask=mask)[mask], order)[begin:end]
+            return _in_old_order(out[own_mask], own_order)
+        return _in_old_order(self.attn(keys, mask=mask)[mask], order)[begin:end]
 
 
 def _dense(rows: Tensor, batch: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -109,7 +108,7 @@ def _dense(rows: Tensor, batch: Tensor, size: int) -> tuple[Tensor, Tensor, Tens
     return dense, mask, order
 
 
-def _undone(rows: Tensor, order: Tensor) -> Tensor:
+def _in_old_order(rows: Tensor, order: Tensor) -> Tensor:
     return torch.empty_like(rows).index_copy(0, order, rows)
 
 

@@ -1,12 +1,12 @@
-"""The hooks by which layers and functions of PyG get the halos of their operands.
+"""The hooks that give layers and functions of PyG the halos of their operands.
 
 A call with edges of this rank becomes a bipartite one: every operand that the message reads at the
-source becomes the pair of its rows with halo and its own rows. What follows is local, in the
-kernels of ``patch()`` and on PyG's own path alike. The collectives come first, so no rank can
-decline them.
+source becomes a pair, its rows with halo and its own rows. The rest of the call is local, in the
+kernels of ``patch()`` as well as in PyG's code. The collectives come first, so that all ranks take
+part in them.
 
-``gcn_norm`` and ``get_laplacian`` read the degrees of both ends of an edge. PyG's own code runs;
-where it sums up the degrees of nodes, those of halo nodes come from the ranks that own them.
+``gcn_norm`` and ``get_laplacian`` read the degrees of both ends of an edge. PyG's code runs, and
+the degrees of halo nodes come from the ranks that own them.
 """
 
 import inspect
@@ -19,9 +19,9 @@ from torch_geometric.nn import MessagePassing, RGCNConv
 
 from pyg_accel.cache import Snapshot
 from pyg_accel.derived import find, keep
-from pyg_accel.distributed import known, norms
+from pyg_accel.distributed import norms, tracking
 from pyg_accel.distributed.halo import Halo, collect, exchange
-from pyg_accel.distributed.known import RUNNING, adopt, exchanged, halo_of, refuse
+from pyg_accel.distributed.tracking import RUNNING, adopt, exchanged, halo_of, refuse
 from pyg_accel.errors import NotDistributable
 from pyg_accel.memo import remembered
 from pyg_accel.patching import hetero, layers, propagate, relations
@@ -57,7 +57,7 @@ def call(
         args, kwargs = (), dict(list(bound.arguments.items())[2:])
     if not RUNNING.exchanged:
         if halo is not None:
-            perform(halo_of, edge_index, borrows=True)  # by which a record knows the halo
+            perform(halo_of, edge_index, borrows=True)  # so that a recording reads the halo
             kwargs = _with_halos(self, original.__name__, halo, kwargs)
         elif RUNNING.wire is not None:
             refuse(type(self).__name__, edge_index)
@@ -100,14 +100,14 @@ def _rows_first(tensor: Tensor, dim: int, *, back: bool = False) -> Tensor:
 def layer(self: MessagePassing, *args: Any, **kwargs: Any) -> Any:
     """Stand in for ``_call_impl``, which runs the forward of a layer and its hooks.
 
-    What the layer derives from edges is followed. Collectives run however small the graph of this
-    rank is.
+    Edges that the layer derives from others get their halo. There is no check whether the graph is
+    large enough to accelerate: all ranks have to take part in collectives.
     """
     if RUNNING.wire is None:
         return layers.layer(self, *args, **kwargs)
     if RUNNING.layer is not None:
         return layers.hooked(self, *args, **kwargs)
-    with known.running(layer={}), known.Following():
+    with tracking.running(layer={}), tracking.Following():
         return layers.hooked(self, *args, **kwargs)
 
 
@@ -133,25 +133,25 @@ def _derived(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def _formula(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Return the result of one of :data:`_FORMULAS`; that of tensors that stay is remembered.
+    """Return the result of one of :data:`_FORMULAS`, cached for tensors of ``distribute()``.
 
-    All ranks remember the same results, those of tensors that ``distribute()`` returned.
+    For other tensors it is not: ranks may differ in what they have cached.
     """
     halo = halo_of(args[0])
     assert halo is not None
     bound = inspect.signature(function).bind(*args, **kwargs)
     arguments = bound.arguments | {"num_nodes": halo.own}
     tensors = [v for v in arguments.values() if isinstance(v, Tensor)]
-    if not all(map(known.stays, tensors)):
+    if not all(map(tracking.stays, tensors)):
         return _computed(halo, function, arguments)
     others = tuple((n, v) for n, v in arguments.items() if not isinstance(v, Tensor))
     modes = torch.get_default_dtype(), torch.is_inference_mode_enabled()
     owners, key = (*tensors, halo), (function.__name__, others, modes)
     entry = find(owners, key, lasting=True)
     if entry is None or not entry[1].fits(entry[0]):
-        # The edges may be the argument: an entry must not refer to its own key.
-        kept = tuple(t for t in _computed(halo, function, arguments) if t is not tensors[0])
-        entry = kept, Snapshot(kept)
+        # Without the edges if they are the argument: an entry must not refer to its own key.
+        new = tuple(t for t in _computed(halo, function, arguments) if t is not tensors[0])
+        entry = new, Snapshot(new)
         keep(owners, key, entry, lasting=True)
     return (tensors[0], *entry[0])[-2:]
 
@@ -166,7 +166,7 @@ def _computed(halo: Halo, function: Callable[..., Any], arguments: dict[str, Any
             sums = collect(halo, sums)
         return sums if only_own else exchange(halo, sums)
 
-    with known.running(scatter=degrees):
+    with tracking.running(scatter=degrees):
         return adopt(function(**arguments), halo)
 
 
@@ -178,12 +178,12 @@ def rgcn(
     if halo is None or type(x) is not Tensor or not x.is_floating_point():
         return relations.forward(original, self, x, edge_index, edge_type)
     whole = perform(exchanged, perform(halo_of, edge_index, borrows=True), "x", x)
-    with known.running(exchanged=True):
+    with tracking.running(exchanged=True):
         return relations.forward(original, self, (whole, x), edge_index, edge_type)
 
 
 def by_relation(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
-    """Stand in for ``HeteroConv.forward``: each relation has a halo of its own."""
+    """Stand in for ``HeteroConv.forward``: each relation has its own halo."""
     if RUNNING.wire is not None:
         return original(self, *args, **kwargs)
     return hetero.forward(original, self, *args, **kwargs)

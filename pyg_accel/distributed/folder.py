@@ -1,8 +1,8 @@
-"""A graph in a folder, of which every rank reads its own part.
+"""A graph in a folder, of which every rank reads its part.
 
-The folder has ``meta.json`` and numpy arrays, which are read as memory maps; no pickle is written
-or read. Nodes are in the order that is cut and edges are sorted by target, so the part of a rank is
-a range of every array, for any number of ranks.
+The folder has ``meta.json`` and numpy arrays, which are read as memory maps; pickle is not used.
+Nodes are in the order of the partition and edges are sorted by target, so the part of a rank is a
+range of every array, for any number of ranks.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ __all__ = ["Stored", "holds_ids", "load", "save"]
 
 FORMAT, VERSION = "pyg_accel graph", 2
 _ORDER, _ROWPTR, _COL = "order", "rowptr", "col"
-_WITHOUT_NUMPY = {torch.bfloat16: torch.int16}  # dtypes that are stored as others
+_STORED_AS = {torch.bfloat16: torch.int16}  # dtypes that numpy does not have
 
 
 def save(
@@ -86,7 +86,7 @@ def _write(data: Data | HeteroData, folder: Path, method: str | Tensor) -> None:
     orders: dict[Any, Tensor] = {key: part.order for key, part in types.items()}
     for i, (key, store) in enumerate(edge_stores(data).items()):
         ends = store.edge_index.cpu()
-        sources, targets = (types[key[2 * j]].places()[ends[j].long()] for j in (0, 1))
+        sources, targets = (types[key[2 * j]].positions()[ends[j].long()] for j in (0, 1))
         counts = torch.bincount(targets, minlength=sizes[key[2]])
         orders[key] = torch.argsort(targets, stable=True)
         arrays[_of(_ROWPTR, key, i)] = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
@@ -122,7 +122,7 @@ def _saved(path: Path, tensor: Tensor) -> dict[str, Any]:
     """Write an array and return its entry in ``meta.json``."""
     stored = tensor.detach().contiguous()
     with path.open("wb") as file:
-        stored = stored.view(_WITHOUT_NUMPY.get(stored.dtype, stored.dtype))
+        stored = stored.view(_STORED_AS.get(stored.dtype, stored.dtype))
         np.save(file, stored.numpy(), allow_pickle=False)
         file.flush()
         os.fsync(file.fileno())
@@ -150,7 +150,7 @@ def _places(data: Data | HeteroData) -> dict[str, tuple[Any, dict[str, Any]]]:
 
 
 def holds_ids(name: str) -> bool:
-    """Return whether an attribute holds ids, so that its length says nothing."""
+    """Return whether an attribute has ids, whose number may be that of nodes by chance."""
     return "index" in name
 
 
@@ -225,7 +225,7 @@ class Stored:
                               "it is cut off, or of another graph")  # fmt: skip
         array = self._map(name)
         dtype = getattr(torch, entry["dtype"])
-        expected = str(_WITHOUT_NUMPY.get(dtype, dtype)).removeprefix("torch.")
+        expected = str(_STORED_AS.get(dtype, dtype)).removeprefix("torch.")
         if list(array.shape) != entry["shape"] or expected != str(array.dtype):
             raise FolderError(f"{path} holds {array.dtype} {list(array.shape)}, not "
                               f"{entry['dtype']} {entry['shape']}")  # fmt: skip
@@ -249,12 +249,14 @@ class Stored:
     def partitions(self, ranks: int) -> Types:
         """Return the partition of each node type, for any number of ranks."""
         order = self.array(_ORDER)
-        work = torch.zeros(order.numel(), dtype=torch.int64)  # edges into the node at every place
+        work = torch.zeros(
+            order.numel(), dtype=torch.int64
+        )  # edges into the node at every position
         first = parts.begins(self.nodes)
         for i, key in enumerate(self.edges):
             low = first[key[2]]
-            mine = (order >= low) & (order < low + self.nodes[key[2]])
-            work[mine] += self.array(_of(_ROWPTR, key, i)).diff()
+            targets = (order >= low) & (order < low + self.nodes[key[2]])
+            work[targets] += self.array(_of(_ROWPTR, key, i)).diff()
         return parts.by_type(Partition(order, parts.cut(work, ranks)), self.nodes)
 
     def part(
@@ -269,8 +271,8 @@ class Stored:
                 order of the data that was saved.
 
         Returns:
-            The attributes; and by edge type the sources, as places in the order of their type, and
-            the targets, counted from the first node of the rank.
+            The attributes; and by edge type the sources, as positions in the order of their type,
+            and the targets, counted from the first node of the rank.
         """
         data = self._empty()
         edges: dict[Any, tuple[Tensor, Tensor]] = {}

@@ -17,17 +17,17 @@ T = TypeVar("T", Tensor, float)
 def mean(loss: Tensor) -> Tensor:
     """Return the mean of a loss over the rows of all ranks.
 
-    The value is the same on every rank. Gradients are such that their mean over ranks, which is
-    what a distributed model (and DDP) takes, is the gradient of that value.
+    The value is the same on every rank. Its gradient is the mean over ranks of the gradients here,
+    which a distributed model (and DDP) computes.
 
     Args:
         loss: one number per row of this rank (``reduction="none"``); a rank may have no rows.
     """
     wire = world(loss.device)
-    both = torch.stack([loss.detach().sum(), loss.new_full((), loss.numel())])
-    both = wire.total(both.to(wire.device)).to(loss.device)
-    own = loss.sum() * (wire.size / both[1])
-    return own + (both[0] / both[1] - own).detach()
+    sums = torch.stack([loss.detach().sum(), loss.new_full((), loss.numel())])
+    sums = wire.total(sums.to(wire.device)).to(loss.device)
+    own = loss.sum() * (wire.size / sums[1])
+    return own + (sums[0] / sums[1] - own).detach()
 
 
 def total(value: T) -> T:

@@ -1,4 +1,4 @@
-"""The model as every rank runs it: on its part of the nodes, with outputs gathered from all."""
+"""The model that every rank runs on its part of the nodes; outputs are gathered from all ranks."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,8 +9,8 @@ from torch.autograd import Variable
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from pyg_accel.distributed.halo import Halo, exchange, make_halo
-from pyg_accel.distributed.known import RUNNING, running
 from pyg_accel.distributed.partition import Types
+from pyg_accel.distributed.tracking import RUNNING, running
 from pyg_accel.distributed.wire import Wire
 from pyg_accel.errors import NotDistributable
 
@@ -22,7 +22,7 @@ class Distributed(torch.nn.Module):
 
     Attributes:
         module: the model.
-        wire: the group.
+        wire: the process group.
         types: the partition of each node type.
         rows: ``"all"`` or ``"own"``.
     """
@@ -39,34 +39,34 @@ class Distributed(torch.nn.Module):
         self.module = wrap(model) if callable(wrap) else model
         self.wire, self.types, self.rows = wire, types, rows
         self._averages = wrap is True
-        self._backward: list[Wire] = []  # the wire, while gradients are computed
+        self._backward: list[Wire] = []  # the wire during a backward pass, otherwise empty
         self._devices = [wire.device] if wire.device.type == "cuda" else []
         first = torch.tensor([torch.initial_seed() % 2**62], device=wire.device)
         self._seed = int(wire.copy_of_first(first)) + wire.rank + 1
         self._agreed: dict[str, list[list[Any]]] = {}
-        self._everyone: dict[Any, tuple[Halo, Tensor]] = {}
+        self._all_nodes: dict[Any, tuple[Halo, Tensor]] = {}
 
     @torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator]
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model on this rank's rows.
 
         Returns:
-            What the model returns. With ``rows="all"``, tensors with a row for each node of this
+            The result of the model. With ``rows="all"``, tensors with a row for each node of this
             rank get one for each node of the graph, in the order of the user's data.
         """
-        self._backward.clear()  # a backward pass that an error ended has not done so
+        self._backward.clear()  # after an error, the last backward pass has not done so
         fresh = running(forward=self.wire, layer=None, exchanged=False, scatter=None)
         with fresh, torch.random.fork_rng(self._devices, enabled=self.training):
             if self.training:
-                self._draw_own_numbers()
+                self._seed_generators()
             out = self.module(*args, **kwargs)
         return self._returned(out)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _draw_own_numbers(self) -> None:
-        """Begin random numbers that differ between ranks and calls, and follow from the first seed.
+    def _seed_generators(self) -> None:
+        """Seed the generators differently for each rank and call, from the seed of the first rank.
 
-        Those drawn outside of the model stay equal on ranks that were seeded equally.
+        Outside of the model, ranks that were seeded equally draw equal numbers.
         """
         torch.default_generator.manual_seed(self._seed)
         for device in self._devices:
@@ -84,32 +84,32 @@ class Distributed(torch.nn.Module):
         return tree_unflatten(leaves, spec)
 
     def _all_rows(self, leaves: list[Any]) -> list[Any]:
-        """Replace tensors that have a row per node of every rank, of one type, by those of all."""
+        """Gather the tensors that have, on every rank, a row per node of one type."""
         own = {key: len(part.of(self.wire.rank)) for key, part in self.types.items()}
         shapes = [t.shape if isinstance(t, Tensor) and t.dim() else None for t in leaves]
         fits = [[k for k, n in own.items() if shape and shape[0] == n] for shape in shapes]
-        seen = repr([(shape and len(shape), fit) for shape, fit in zip(shapes, fits, strict=True)])
-        if seen not in self._agreed:
+        key = repr([(shape and len(shape), fit) for shape, fit in zip(shapes, fits, strict=True)])
+        if key not in self._agreed:
             every = self.wire.values(fits)
-            self._agreed[seen] = [
+            self._agreed[key] = [
                 [k for k in fit if all(k in others[i] for others in every)]
                 for i, fit in enumerate(fits)
             ]
         return [
             self._gathered(leaf, keys) if keys else leaf
-            for leaf, keys in zip(leaves, self._agreed[seen], strict=True)
+            for leaf, keys in zip(leaves, self._agreed[key], strict=True)
         ]
 
     def _gathered(self, leaf: Tensor, keys: list[Any]) -> Tensor:
         if len(keys) > 1:
             raise NotDistributable(f"an output has as many rows as there are nodes of each of "
                                    f"{keys}: rows='own' leaves it as it is")  # fmt: skip
-        if keys[0] not in self._everyone:
+        if keys[0] not in self._all_nodes:
             part = self.types[keys[0]]
-            places, cuts = part.places().to(self.wire.device), part.cuts.to(self.wire.device)
-            self._everyone[keys[0]] = make_halo(self.wire, places, cuts, 0, kind="outputs")
-        everyone, places = self._everyone[keys[0]]
-        return exchange(everyone, leaf).index_select(0, places)
+            positions, cuts = part.positions().to(self.wire.device), part.cuts.to(self.wire.device)
+            self._all_nodes[keys[0]] = make_halo(self.wire, positions, cuts, 0, kind="outputs")
+        halo, ids = self._all_nodes[keys[0]]
+        return exchange(halo, leaf).index_select(0, ids)
 
     def average_gradients(self) -> None:
         """Replace the gradient of every parameter by its mean over ranks, as DDP does.
@@ -119,19 +119,19 @@ class Distributed(torch.nn.Module):
         learned = [p for p in self.module.parameters() if p.requires_grad]
         with torch.no_grad():
             for dtype in dict.fromkeys(p.dtype for p in learned):
-                ours = [p for p in learned if p.dtype == dtype]
-                grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in ours]
-                present = torch.tensor([p.grad is not None for p in ours], dtype=dtype)
-                if self.wire.device.type == "cuda":  # else the copy would wait for the device
+                params = [p for p in learned if p.dtype == dtype]
+                grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in params]
+                present = torch.tensor([p.grad is not None for p in params], dtype=dtype)
+                if self.wire.device.type == "cuda":  # a copy that does not wait for the device
                     present = present.pin_memory().to(self.wire.device, non_blocking=True)
                 flat = torch.cat([*(g.flatten() for g in grads), present])
                 self.wire.total(flat, "gradients").div_(self.wire.size)
                 *means, present = flat.split([*(g.numel() for g in grads), len(grads)])
                 views = [m.view_as(g) for m, g in zip(means, grads, strict=True)]
                 torch._foreach_copy_(grads, views)
-                if any(p.grad is None for p in ours):  # only these wait for the other ranks
-                    for p, grad, somewhere in zip(ours, grads, present.tolist(), strict=True):
-                        if somewhere:
+                if any(p.grad is None for p in params):  # tolist() waits for the device
+                    for p, grad, on_some_rank in zip(params, grads, present.tolist(), strict=True):
+                        if on_some_rank:
                             p.grad = grad
 
     def _backward_ends(self) -> None:
@@ -145,7 +145,7 @@ class Distributed(torch.nn.Module):
 
 
 class _Anchor(torch.autograd.Function):
-    """The first node of a backward pass; gradients are averaged at its end."""
+    """Marks the start of a backward pass, and averages gradients at its end."""
 
     @staticmethod
     def forward(ctx: Any, model: Distributed, tensor: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
 """Norms and readouts over the nodes of all ranks.
 
-The code of PyG runs; the ``scatter`` and ``degree`` that it calls reduce over all ranks. On a GPU
-batch norms are torch's ``SyncBatchNorm``, which takes no CPU tensors. A norm of the model becomes
-one of a class below, a subclass of its own: parameters, buffers and settings stay.
+The code of PyG runs with ``scatter`` and ``degree`` that reduce over all ranks. On a GPU, batch
+norms are torch's ``SyncBatchNorm``, which takes no CPU tensors. The ``__class__`` of a norm in the
+model is set to a subclass below, so it keeps its parameters, buffers and options.
 """
 
 import inspect
@@ -15,7 +15,7 @@ from torch import Tensor
 from torch_geometric import nn
 from torch_geometric.nn import aggr
 
-from pyg_accel.distributed.known import RUNNING, running
+from pyg_accel.distributed.tracking import RUNNING, running
 from pyg_accel.distributed.wire import Wire, total
 from pyg_accel.errors import NotDistributable
 from pyg_accel.patching import readouts, reductions
@@ -116,9 +116,10 @@ def _aggregate(
         return reductions.aggregate(original, self, x, *args, **kwargs)
     if type(self) is aggr.MultiAggregation and self.mode == "cat":
         return torch.cat([part(x, *args, **kwargs) for part in self.aggrs], dim=-1)
-    given = inspect.signature(original).bind(self, x, *args, **kwargs).arguments
-    batch, size, dim = given.get("index"), given.get("dim_size"), given.get("dim", -2)
-    others = given.get("ptr") is not None or "kwargs" in given
+    arguments = inspect.signature(original).bind(self, x, *args, **kwargs).arguments
+    batch, size = arguments.get("index"), arguments.get("dim_size")
+    dim = arguments.get("dim", -2)
+    others = arguments.get("ptr") is not None or "kwargs" in arguments
     if type(self) not in _REDUCED or others or dim not in (0, -x.dim()):
         raise NotDistributable(
             f"{type(self).__name__} outside of a layer reads the nodes of all ranks: only sums, "
@@ -147,7 +148,7 @@ HOOKS = {
 class AllNodesBatchNorm1d(torch.nn.SyncBatchNorm, torch.nn.BatchNorm1d):
     """``BatchNorm1d`` over the rows of all ranks."""
 
-    # SyncBatchNorm asks for it; a module that held the group could not be pickled.
+    # SyncBatchNorm reads it; a module with the group as an attribute could not be pickled.
     process_group = property(lambda self: RUNNING.wire.group if RUNNING.wire else None)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -184,7 +185,7 @@ class AllNodesBatchNorm1d(torch.nn.SyncBatchNorm, torch.nn.BatchNorm1d):
 
 
 class AllNodesBatchNorm(nn.BatchNorm):
-    """PyG's ``BatchNorm``, which asks for the number of rows."""
+    """PyG's ``BatchNorm``, which compares the number of rows with 1."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise [N, C]."""
@@ -199,7 +200,7 @@ class AllNodesBatchNorm(nn.BatchNorm):
 class _NormOfGraphs(torch.nn.Module):
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, x: Tensor, batch: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
-        """Normalise [N, C]; all norms take the number of graphs after the batch vector."""
+        """Normalise [N, C]; in all these norms, the number of graphs follows the batch vector."""
         if RUNNING.wire is None:
             return super().forward(x, batch, *args, **kwargs)
         size = next(iter([*args, *kwargs.values()]), None)

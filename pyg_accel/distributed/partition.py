@@ -1,4 +1,4 @@
-"""Which rank owns which node of each type: orders of nodes and the places where they are cut."""
+"""Partitions the nodes of each type over ranks: an order of the nodes that is cut into ranges."""
 
 from collections.abc import Mapping
 from itertools import accumulate
@@ -25,8 +25,8 @@ class Partition(NamedTuple):
     """The nodes of one type over ranks.
 
     Attributes:
-        order: [N], the node at every place; each rank owns a range of places.
-        cuts: [P + 1], the first place of each range.
+        order: [N], the node at every position; each rank owns a range of positions.
+        cuts: [P + 1], the first position of each range.
     """
 
     order: Tensor
@@ -36,11 +36,11 @@ class Partition(NamedTuple):
         """Return the nodes that a rank owns, in its order."""
         return self.order[int(self.cuts[rank]) : int(self.cuts[rank + 1])]
 
-    def places(self) -> Tensor:
-        """Return the place of every node, [N]."""
-        places = torch.empty_like(self.order)
-        places[self.order] = torch.arange(self.order.numel(), device=self.order.device)
-        return places
+    def positions(self) -> Tensor:
+        """Return the position of every node, [N]."""
+        positions = torch.empty_like(self.order)
+        positions[self.order] = torch.arange(self.order.numel(), device=self.order.device)
+        return positions
 
 
 Types = dict[Any, Partition]  # by node type
@@ -75,7 +75,7 @@ def cut(degrees: Tensor, ranks: int) -> Tensor:
     """Return the cuts [P + 1] of an order that balance edges and rows.
 
     Args:
-        degrees: [N], the number of edges into the node at every place.
+        degrees: [N], the number of edges into the node at every position.
         ranks: P.
     """
     work = (degrees + ROW).cumsum(0)
@@ -91,8 +91,8 @@ def from_parts(parts: Tensor, num_nodes: int, ranks: int) -> Partition:
     Raises:
         NotDistributable: if it is not such a vector.
     """
-    whole = parts.dtype in (torch.int32, torch.int64) and parts.shape == (num_nodes,)
-    if not whole or (num_nodes and not (int(parts.min()) >= 0 and int(parts.max()) < ranks)):
+    fits = parts.dtype in (torch.int32, torch.int64) and parts.shape == (num_nodes,)
+    if not fits or (num_nodes and not (int(parts.min()) >= 0 and int(parts.max()) < ranks)):
         raise NotDistributable(
             f"expected 'partition' to name one of {ranks} ranks for each of {num_nodes} nodes"
         )
@@ -136,10 +136,10 @@ def by_type(whole: Partition, sizes: Mapping[Any, int]) -> Types:
     ranks = torch.repeat_interleave(torch.arange(len(whole.cuts) - 1), whole.cuts.diff())
     result = {}
     for key, low in begins(sizes).items():
-        mine = (whole.order >= low) & (whole.order < low + sizes[key])
-        counts = torch.bincount(ranks[mine], minlength=len(whole.cuts) - 1)
+        of_type = (whole.order >= low) & (whole.order < low + sizes[key])
+        counts = torch.bincount(ranks[of_type], minlength=len(whole.cuts) - 1)
         cuts = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
-        result[key] = Partition(whole.order[mine] - low, cuts)
+        result[key] = Partition(whole.order[of_type] - low, cuts)
     return result
 
 

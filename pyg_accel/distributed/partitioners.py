@@ -19,9 +19,9 @@ _NEEDS = {"metis": "pymetis", "kaminpar": "kaminpar", "rcm": "scipy"}
 
 def method_reasons(method: str) -> list[str]:
     """Return the reasons why a graph cannot be cut by a method of that name."""
-    known = ("given", *METHODS, *PARTITIONERS)
-    if method not in known:
-        return [f"no partition '{method}'; there are {', '.join(known)}, or pass the rank of every "
+    names = ("given", *METHODS, *PARTITIONERS)
+    if method not in names:
+        return [f"no partition '{method}'; there are {', '.join(names)}, or pass the rank of every "
                 "node"]  # fmt: skip
     package = _NEEDS.get(method)
     if package is None or find_spec(package) is not None:
@@ -52,8 +52,8 @@ def _metis(rowptr: Tensor, col: Tensor, work: Tensor, ranks: int) -> Tensor:
     import pymetis
 
     graph = pymetis.CSRAdjacency(rowptr.numpy(), col.numpy())
-    found = pymetis.part_graph(ranks, graph, vweights=work.numpy())
-    return torch.from_numpy(np.asarray(found[1], dtype=np.int64))
+    _, parts = pymetis.part_graph(ranks, graph, vweights=work.numpy())
+    return torch.from_numpy(np.asarray(parts, dtype=np.int64))
 
 
 def _kaminpar(rowptr: Tensor, col: Tensor, work: Tensor, ranks: int) -> Tensor:

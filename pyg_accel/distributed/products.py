@@ -1,4 +1,4 @@
-"""The halo of a call for code that multiplies features with the edges of this rank by itself."""
+"""Halos for layers that multiply features with edges themselves: MaxK and rewritten layers."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pyg_accel.distributed.halo import Halo
-from pyg_accel.distributed.known import (
+from pyg_accel.distributed.tracking import (
     RUNNING,
     Following,
     exchanged,
@@ -37,17 +37,18 @@ def look(edge_index: Any) -> "ProductHalos | None":
 def of_call(values: Iterable[Any]) -> "ProductHalos | str | None":
     """Return the halo of the edges among the arguments of a layer.
 
-    Sizes differ between ranks, so what is known of a call is known of its halo, which all ranks
-    agreed on: that of edges that distribute() returned.
+    Only for edges that distribute() returned: their halo identifies a call on all ranks, while its
+    sizes differ.
 
     Returns:
         None outside of distributed models; text if there is no such halo.
     """
     if RUNNING.wire is None:
         return None
-    found = [h for v in values if type(v) is Tensor and stays(v) and (h := halo_of(v)) is not None]
-    if len(found) == 1:
-        return ProductHalos(found[0])
+    tensors = [value for value in values if type(value) is Tensor and stays(value)]
+    halos = [halo for halo in map(halo_of, tensors) if halo is not None]
+    if len(halos) == 1:
+        return ProductHalos(halos[0])
     return "on several ranks the edges of a rewritten layer are those that distribute() returned"
 
 
@@ -56,7 +57,7 @@ class ProductHalos:
     """The halo of one edge_index; see :class:`pyg_accel.rewrite.halos.Halos`.
 
     Attributes:
-        halo: the plan.
+        halo: the halo.
     """
 
     halo: Halo
@@ -69,12 +70,12 @@ class ProductHalos:
         return exchanged(self.halo, "x", data)
 
     def stays(self, tensor: Tensor) -> bool:
-        """Return whether a tensor is the same in every call."""
+        """Return whether a tensor is the same object in every call."""
         return stays(tensor)
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Let the code of a layer run as in a distributed model inside the block."""
+        """Run the code of a layer in the block as in a distributed model."""
         with running(layer={}), Following():
             yield
 
@@ -86,7 +87,7 @@ class ProductHalos:
         return next((reason for reason, _ in every if reason), last)
 
     def slowest(self, seconds: Sequence[float]) -> list[float]:
-        """Return the longest times of any rank."""
+        """Return, for each time, the longest of any rank."""
         wire = self.halo.wire
         times = torch.tensor(seconds, dtype=torch.float64, device=wire.device)
         longest: list[float] = wire.largest(times, "set-up").tolist()

@@ -1,4 +1,4 @@
-"""The share of a rank in a data set: its rows, its edges, and the halos of these."""
+"""The share of a rank in a data set: its rows, its edges, and their halos."""
 
 import copy
 from collections.abc import Mapping
@@ -11,22 +11,22 @@ from torch_geometric.data import Data, HeteroData
 from pyg_accel.distributed import partition as parts
 from pyg_accel.distributed.folder import Stored, holds_ids
 from pyg_accel.distributed.halo import Halo, make_halo
-from pyg_accel.distributed.known import adopt, will_stay
 from pyg_accel.distributed.partition import ONE, Partition, Types, edge_stores, store_of
+from pyg_accel.distributed.tracking import adopt, will_stay
 from pyg_accel.distributed.wire import Wire
 from pyg_accel.errors import NotDistributable
 
 __all__ = ["cut_data", "partitions", "read_data"]
 
-Ends = tuple[Tensor, Tensor]  # sources as places of all nodes, targets as rows of this rank
-Plans = dict[tuple[Any, str], tuple[Tensor, Halo]]  # by edge type and attribute
+Ends = tuple[Tensor, Tensor]  # sources as positions of all nodes, targets as rows of this rank
+Halos = dict[tuple[Any, str], tuple[Tensor, Halo]]  # by edge type and attribute
 
 
 def partitions(wire: Wire, data: Data | HeteroData, method: Any) -> Types:
-    """Return the partition of every node type, as the first rank finds it.
+    """Return the partition of every node type, which the first rank computes.
 
     Args:
-        wire: the group.
+        wire: the process group.
         data: the whole data set.
         method: see :func:`~pyg_accel.distributed.distribute`.
     """
@@ -35,21 +35,21 @@ def partitions(wire: Wire, data: Data | HeteroData, method: Any) -> Types:
         named = method if isinstance(method, Mapping) else {ONE: method}
         return {key: parts.from_parts(named[key], n, wire.size) for key, n in sizes.items()}
     size = sum(sizes.values())
-    both = torch.empty(size + wire.size + 1, dtype=torch.int64)
+    packed = torch.empty(size + wire.size + 1, dtype=torch.int64)
     if wire.rank == 0:
-        both = torch.cat([t.cpu() for t in parts.partition(joint, size, wire.size, method)])
-    both = wire.copy_of_first(both.to(wire.device)).cpu()
-    return parts.by_type(Partition(both[:size], both[size:]), sizes)
+        packed = torch.cat([t.cpu() for t in parts.partition(joint, size, wire.size, method)])
+    packed = wire.copy_of_first(packed.to(wire.device)).cpu()
+    return parts.by_type(Partition(packed[:size], packed[size:]), sizes)
 
 
 def cut_data(wire: Wire, data: Any, types: Types, rows: str, narrow: bool) -> Any:
     """Return this rank's share of a data set, on the device of the group.
 
     Args:
-        wire: the group.
+        wire: the process group.
         data: the whole data set; it is not changed.
         types: the partition of each node type.
-        rows: ``"all"`` keeps labels and masks whole.
+        rows: with ``"all"``, labels and masks are not cut.
         narrow: see :class:`~pyg_accel.distributed.halo.Halo`.
     """
     result = copy.copy(data)
@@ -60,29 +60,29 @@ def cut_data(wire: Wire, data: Any, types: Types, rows: str, narrow: bool) -> An
             if store.is_node_attr(name) and not whole:
                 share[name] = _picked(value, own, data.__cat_dim__(name, value))
         share.n_id, share.num_nodes = own, own.numel()
-    plans: Plans = {}
+    halos: Halos = {}
     for key, store in edge_stores(data).items():
         for name, value in store.items():
             if name.endswith("edge_index"):
-                ends, mine = _cut_edges(wire.rank, types, key, value)
-                plans[key, name] = _local(wire, types, key, ends, narrow)
+                ends, positions = _cut_edges(wire.rank, types, key, value)
+                halos[key, name] = _local(wire, types, key, ends, narrow)
                 if name == "edge_index":
-                    kept = mine
+                    own_edges = positions
         share = edge_stores(result)[key]
         for name, value in store.items():
             if store.is_edge_attr(name) and not holds_ids(name):
-                share[name] = _picked(value, kept, data.__cat_dim__(name, value))
-    return _with_edges(result.to(wire.device), plans)
+                share[name] = _picked(value, own_edges, data.__cat_dim__(name, value))
+    return _with_edges(result.to(wire.device), halos)
 
 
 def _cut_edges(rank: int, types: Types, key: Any, edges: Tensor) -> tuple[Ends, Tensor]:
     """Return the ends of the edges whose targets a rank owns, and their positions."""
     sources, targets = (
-        types[key[2 * i]].places().to(edges.device)[edges[i].long()] for i in (0, 1)
+        types[key[2 * i]].positions().to(edges.device)[edges[i].long()] for i in (0, 1)
     )
     low, high = types[key[2]].cuts[rank : rank + 2].tolist()
-    mine = ((targets >= low) & (targets < high)).nonzero().view(-1)
-    return (sources[mine].to(edges.dtype), targets[mine] - low), mine
+    own = ((targets >= low) & (targets < high)).nonzero().view(-1)
+    return (sources[own].to(edges.dtype), targets[own] - low), own
 
 
 def _local(wire: Wire, types: Types, key: Any, ends: Ends, narrow: bool) -> tuple[Tensor, Halo]:
@@ -100,15 +100,15 @@ def read_data(wire: Wire, stored: Stored, types: Types, rows: str, narrow: bool)
         store = store_of(data, key)
         store.n_id = part.of(wire.rank).clone()
         store.num_nodes = store.n_id.numel()
-    plans = {
+    halos = {
         (key, "edge_index"): _local(wire, types, key, ends, narrow) for key, ends in edges.items()
     }
-    return _with_edges(data.to(wire.device), plans)
+    return _with_edges(data.to(wire.device), halos)
 
 
-def _with_edges(data: Any, plans: Plans) -> Any:
-    """Set the edges of this rank, and register them and the features of this rank."""
-    for (key, name), (edges, halo) in plans.items():
+def _with_edges(data: Any, halos: Halos) -> Any:
+    """Set the edges of this rank, and register them and its features."""
+    for (key, name), (edges, halo) in halos.items():
         edge_stores(data)[key][name] = adopt(edges, halo)
     for store in data.stores:
         for value in filter(torch.is_tensor, store.values()):
@@ -117,7 +117,7 @@ def _with_edges(data: Any, plans: Plans) -> Any:
 
 
 def _stays_whole(key: str) -> bool:
-    """Return whether an attribute belongs to outputs: labels and masks, by their names."""
+    """Return whether an attribute belongs to outputs by its name: labels and masks."""
     return key == "y" or key.startswith("y_") or key.endswith("mask")
 
 

@@ -41,10 +41,10 @@ def distribute(
     partition: str | Tensor | Mapping[str, Tensor] = "community",
     wire_dtype: torch.dtype | None = None,
 ) -> tuple[Distributed, Any]:
-    """Spread full-graph training over the ranks of a process group; every rank calls it alike.
+    """Spread full-graph training over the ranks of a process group; every rank has to call it.
 
-    Each rank owns some nodes and the edges that lead to them. Layers run on these, and ask other
-    ranks for the rows that their edges read. Outputs and gradients are those of one process.
+    Each rank owns some nodes and the edges that lead to them. Layers run on these, and get the rows
+    that their edges read from other ranks. Outputs and gradients are those of one process.
 
     Args:
         model: a model of PyG layers. It moves to the device of the mesh, and the statistics of its
@@ -57,11 +57,11 @@ def distribute(
             and masks whole. ``"own"`` returns those of this rank, and cuts ``y`` and masks too.
         wrap: True averages gradients over ranks after each backward pass; False leaves that to
             the caller (FSDP2, DDP, accelerate); a function wraps the model and averages them.
-        partition: an order that :func:`pyg_accel.reorder` knows, cut where work is balanced;
+        partition: an order that :func:`pyg_accel.reorder` knows, cut so that work is balanced;
             ``"given"``, the order of the node ids; ``"metis"`` or ``"kaminpar"``, if the extra
             ``partition`` is installed; or the rank of every node (a dictionary of them by node
             type for a HeteroData).
-        wire_dtype: ``torch.bfloat16`` halves the bytes of float32 features that travel.
+        wire_dtype: ``torch.bfloat16`` halves the bytes of float32 features that are sent.
 
     Returns:
         The model, and the data of this rank to call it with; ``data.n_id`` has its nodes.
@@ -104,7 +104,7 @@ def _leave(hooks: OverrideHandle) -> None:
 
 
 def _prepare(model: torch.nn.Module) -> None:
-    """Change norms and layers to those over all ranks; drop results cached of the whole graph."""
+    """Make norms and layers those over all ranks; drop cached results of the whole graph."""
     for module in model.modules():
         kind: type[torch.nn.Module] = type(module)
         module.__class__ = NORMS.get(kind) or CONVS.get(kind) or kind

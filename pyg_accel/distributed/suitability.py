@@ -1,4 +1,4 @@
-"""What is looked at before any collective: reasons against a model or data set, and their facts."""
+"""Checks before any collective: reasons against a model or data set, and facts to compare."""
 
 import zlib
 from typing import Any
@@ -29,9 +29,9 @@ _REASONS = {
     "ranks": "SuperGATConv",
     "it hashes the colours of all nodes": "WLConv",
 }
-_KNOWN = {name: reason for reason, names in _REASONS.items() for name in names.split()}
-# These classes, but no subclass of theirs, have a distributed form.
-_TAUGHT = {HANConv, *CONVS, *CONVS.values()}
+_UNSUITABLE = {name: reason for reason, names in _REASONS.items() for name in names.split()}
+# These classes have a distributed form, but their subclasses do not.
+_SUPPORTED = {HANConv, *CONVS, *CONVS.values()}
 
 
 def model_reasons(model: Any) -> list[str]:
@@ -42,10 +42,10 @@ def model_reasons(model: Any) -> list[str]:
     attention = (gps.attn for gps in model.modules() if isinstance(gps, GPSConv))
     inside = {module for attn in attention for module in attn.modules()}
     for module in (m for m in model.modules() if m not in inside):
-        cls = module.__class__  # that of the layer where optimize() has rewritten it
-        known = next((c.__name__ for c in cls.__mro__ if c.__name__ in _KNOWN), "")
-        if known and cls not in _TAUGHT:
-            reasons.append(f"{cls.__name__}: {_KNOWN[known]}")
+        cls = module.__class__
+        base = next((c.__name__ for c in cls.__mro__ if c.__name__ in _UNSUITABLE), "")
+        if base and cls not in _SUPPORTED:
+            reasons.append(f"{cls.__name__}: {_UNSUITABLE[base]}")
         if any(is_lazy(p) for p in module.parameters(recurse=False)):
             reasons.append("it has lazily initialised parameters: call it once before")
         if not isinstance(module, MessagePassing):

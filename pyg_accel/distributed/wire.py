@@ -1,7 +1,7 @@
 """The collectives of one process group: bytes and times, gradients, and agreement between ranks.
 
-The loss that counts is the mean of the ranks' losses, as in DistributedDataParallel, so the
-gradient of a linear map between ranks is its adjoint.
+The objective is the mean of the losses of all ranks, as in DistributedDataParallel, so the backward
+pass of a linear map between ranks is its adjoint.
 """
 
 import time
@@ -19,14 +19,14 @@ from pyg_accel.record.recorder import running_recorder
 
 __all__ = ["Traffic", "Wire", "agree", "linear", "total", "world"]
 
-_PENDING = 512  # pairs of CUDA events that wait to be read
-_FEW = 4  # facts that a message lists
+_PENDING = 512  # pairs of CUDA events before they are read
+_FEW = 4  # facts that an error message lists
 _Map = Callable[[Tensor], Tensor]
 
 
 @dataclass
 class Traffic:
-    """What one kind of collective moved on this rank.
+    """The traffic of one kind of collective on this rank.
 
     Attributes:
         calls: number of collectives.
@@ -52,9 +52,8 @@ class Traffic:
 class Wire:
     """A process group and the device of its tensors.
 
-    With ``TORCH_DISTRIBUTED_DEBUG`` set to ``INFO`` or ``DETAIL``, ranks compare what they are
-    about to do before each collective and raise :class:`~pyg_accel.errors.RanksDiverged` where
-    they differ.
+    With ``TORCH_DISTRIBUTED_DEBUG`` set to ``INFO`` or ``DETAIL``, ranks compare the kind of each
+    collective before it and raise :class:`~pyg_accel.errors.RanksDiverged` if they differ.
 
     Args:
         group: a ``ProcessGroup``; None for the group of all processes.
@@ -71,7 +70,7 @@ class Wire:
 
     @contextmanager
     def measured(self, kind: str, sent: int, received: int) -> Iterator[None]:
-        """Count and time a collective of so many bytes inside a ``with`` block.
+        """Count and time the collective in a ``with`` block.
 
         Raises:
             RankLost: if it fails.
@@ -105,11 +104,11 @@ class Wire:
 
     def _compare(self, kind: str) -> None:
         backward = torch._C._current_graph_task_id() != -1
-        said = self.values(f"'{kind}' in the {'backward' if backward else 'forward'} pass")
-        if len(set(said)) > 1:
-            each = ", ".join(f"rank {rank}: {text}" for rank, text in enumerate(said))
+        texts = self.values(f"'{kind}' in the {'backward' if backward else 'forward'} pass")
+        if len(set(texts)) > 1:
+            by_rank = ", ".join(f"rank {rank}: {text}" for rank, text in enumerate(texts))
             raise RanksDiverged(
-                f"ranks meet in different collectives ({each}): the loss of a rank does not "
+                f"ranks meet in different collectives ({by_rank}): the loss of a rank does not "
                 "depend on what the model returned, or its backward() was left out"
             )
 
@@ -164,12 +163,12 @@ def world(device: Any = "cpu") -> Wire:
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, run: _Map, adjoint: _Map, tensor: Tensor) -> Tensor:
-        ctx.turned = adjoint, run
+        ctx.backward_maps = adjoint, run
         return run(tensor)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        run, adjoint = ctx.turned
+        run, adjoint = ctx.backward_maps
         return None, None, linear(run, adjoint, grad)
 
 
@@ -194,37 +193,37 @@ def total(wire: Wire, tensor: Tensor) -> Tensor:
     return linear(run, run, tensor)
 
 
-def agree(wire: Wire, look: Callable[[], dict[str, str]]) -> None:
-    """Compare facts between ranks; where they differ, or a rank cannot go on, all ranks raise.
+def agree(wire: Wire, function: Callable[[], dict[str, str]]) -> None:
+    """Compare facts between ranks; all ranks raise if they differ, or if a rank raises.
 
     Args:
-        wire: the group.
-        look: returns facts by name, or raises a ValueError with the reason why it cannot.
+        wire: the process group.
+        function: returns facts by name, or raises a ValueError with the reason why it cannot.
 
     Raises:
         PartitionMismatch: if a fact differs.
-        NotDistributable: if ``look`` raised on some rank; the message has all reasons.
+        NotDistributable: if ``function`` raised on some rank; the message has all reasons.
     """
     facts: dict[str, str] = {}
     failure: Exception | None = None
-    wrong: str | None = "an error that is no fault of the input"  # unless another is known below
+    reason: str | None = "an error that is no fault of the input"  # of any other error
     try:
-        facts = look()
-        wrong = None
+        facts = function()
+        reason = None
     except ValueError as error:
-        failure, wrong = error, str(error)
-    finally:  # the other ranks must not wait for this one, whatever it raises
-        every = wire.values((facts, wrong))
+        failure, reason = error, str(error)
+    finally:  # other ranks wait for this one, whatever it raises
+        every = wire.values((facts, reason))
     reasons = {rank: text for rank, (_, text) in enumerate(every) if text is not None}
     if reasons:
         same = len(reasons) == wire.size and len(set(reasons.values())) == 1
         text = "; ".join(f"rank {rank}: {text}" for rank, text in reasons.items())
         raise NotDistributable(next(iter(reasons.values())) if same else text) from failure
-    names = dict.fromkeys(name for each, _ in every for name in each)
-    differing = [n for n in names if len({each.get(n) for each, _ in every}) > 1]
+    names = dict.fromkeys(name for facts, _ in every for name in facts)
+    differing = [n for n in names if len({facts.get(n) for facts, _ in every}) > 1]
     if differing:
         lines = [f"ranks differ in {len(differing)} of {len(names)} things they must share"]
         for name in differing[:_FEW]:
-            said = ", ".join(f"rank {r}: {each.get(name)}" for r, (each, _) in enumerate(every))
-            lines.append(f"  {name}: {said}")
+            values = ", ".join(f"rank {r}: {facts.get(name)}" for r, (facts, _) in enumerate(every))
+            lines.append(f"  {name}: {values}")
         raise PartitionMismatch("\n".join(lines))

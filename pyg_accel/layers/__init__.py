@@ -1,6 +1,6 @@
 """Layers whose aggregation is sparse on both sides: MaxK-GNN (ASPLOS 2024) for PyG.
 
-Each is the layer of PyG of that name with one argument more, ``k``, and MaxK in front.
+Each is the layer of PyG of that name with a further argument ``k``, and MaxK in front.
 """
 
 from pyg_accel.layers.activation import MaxK, maxk

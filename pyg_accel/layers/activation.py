@@ -1,4 +1,4 @@
-"""MaxK as a nonlinearity: the function, and a module that takes the place of ``ReLU``."""
+"""MaxK as a nonlinearity: the function, and a module to use instead of ``ReLU``."""
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ __all__ = ["MaxK", "dense_maxk", "maxk"]
 def dense_maxk(x: Tensor | CBSR, k: int) -> Tensor:
     """Return [..., F] with all but the k largest features of each row set to 0.
 
-    A CBSR has been through MaxK: it is written out as it is.
+    A CBSR is the result of MaxK already, and is converted to dense features.
     """
     if isinstance(x, CBSR):
         return x.dense()
@@ -30,12 +30,12 @@ def dense_maxk(x: Tensor | CBSR, k: int) -> Tensor:
 class MaxK(torch.nn.Module):
     """The MaxK nonlinearity as a layer (MaxK-GNN paper, section 3.1).
 
-    Keeps the k largest features of each row, whatever their sign, and sets the others to 0. The
-    gradient goes to those that were kept. Between ``Linear`` layers it stands where ReLU would. In
-    front of an aggregation use the ``MaxK*Conv`` layers, which never write the zeros.
+    Keeps the k largest features of each row, whatever their sign, and sets the others to 0. Only
+    these have gradients. Use it like ReLU between ``Linear`` layers. In front of an aggregation use
+    the ``MaxK*Conv`` layers, which do not write the zeros.
 
     Args:
-        k: how many features to keep; all of them where there are no more.
+        k: how many features to keep; with no more than k features, all of them.
 
     Raises:
         ValueError: unless k is a whole number of at least 1.
@@ -50,5 +50,5 @@ class MaxK(torch.nn.Module):
         return dense_maxk(x, self.k)
 
     def extra_repr(self) -> str:
-        """What stands between the brackets of the repr."""
+        """Return the text in the brackets of the repr."""
         return f"k={self.k}"

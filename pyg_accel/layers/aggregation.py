@@ -1,8 +1,8 @@
-"""What the MaxK layers have in common: features through MaxK, then their sum or mean.
+"""Shared code of the MaxK layers: MaxK, then the sum or mean of compressed features.
 
-MaxK sits at the entrance of a layer, on the features that are about to be aggregated. The linear
-map that the MaxK-GNN paper has in front of it (``maxk(X W)``, its equation 1) is therefore that of
-the layer before, and MaxK stands where PyG's models have ReLU.
+MaxK is the first operation of a layer, on the features to aggregate. The linear map in front of it
+in the MaxK-GNN paper (``maxk(X W)``, equation 1) belongs to the layer before, so MaxK is where
+models of PyG have ReLU.
 """
 
 from collections.abc import Callable
@@ -61,33 +61,34 @@ class Halos(Protocol):
         """Number of target nodes of this process."""
 
     def whole(self, data: Any) -> Any:
-        """Return features of this process with those of other processes behind them."""
+        """Return features of this process, followed by those of other processes."""
 
 
-# Return the halos of an edge_index: one look-up per distributed model.
+# Functions that return the halos of an edge_index: one per distributed model.
 BEYOND: list[Callable[[Any], Halos | None]] = []
 
 
 def _halos_of(edge_index: Any) -> Halos | None:
-    return next((found for look in BEYOND if (found := look(edge_index)) is not None), None)
+    halos = (look(edge_index) for look in BEYOND)
+    return next((h for h in halos if h is not None), None)
 
 
-# By the module that aggregates: it may be another than a layer's ``aggr`` was set to.
+# By the class of ``aggr_module``, which users may replace without changing ``aggr``.
 _REDUCES: dict[type, str] = {SumAggregation: "sum", MeanAggregation: "mean"}
-# To aggregate k stored entries a row takes about as long as this many times k columns with zeros:
-# on a CPU 8 was measured where all features fit into the last cache; out of it, bytes say 1.25. On
-# a GPU 1.5 to 2.4, the more the larger k.
-_COLUMNS_AN_ENTRY = {"cpu": 4.0, "cuda": 2.5}
-# What one multiplication of a dense product on a CPU takes, as measured: to add up one column of an
-# edge this many times as long, and an entry in a compressed product (gradients included).
-_PRODUCTS_A_COLUMN = 4
-_PRODUCTS_AN_ENTRY = 2
+# Time to aggregate a compressed entry, over that of a dense column. On a CPU, 8 was measured with
+# all features in the last-level cache; outside of it, the ratio of bytes is 1.25. On a GPU 1.5 to
+# 2.4, growing with k.
+_COLUMNS_PER_ENTRY = {"cpu": 4.0, "cuda": 2.5}
+# Times on a CPU, over that of a multiplication in a dense product: to sum a column of an edge, and
+# to multiply an entry in a compressed product (gradients included).
+_PRODUCTS_PER_COLUMN = 4
+_PRODUCTS_PER_ENTRY = 2
 
 
 def compress(x: Features, k: int) -> Features:
-    """Put features [N, F] through MaxK; a CBSR has been there and stays what it is.
+    """Apply MaxK to features [N, F]; a CBSR is returned as it is.
 
-    Where k is a large share of F the result keeps its zeros: it is aggregated faster so.
+    If k is a large share of F, the result is dense, as that is aggregated faster.
     """
     if isinstance(x, CBSR):
         return x
@@ -95,19 +96,19 @@ def compress(x: Features, k: int) -> Features:
         raise ValueError(f"expected 'x' to be features [N, F] or a CBSR (got {shown(x)})")
     if is_recorded():
         return perform(dense_maxk, x, k)
-    pays = x.dim() == 2 and k * _columns_an_entry(x) <= x.size(1)
+    pays = x.dim() == 2 and k * _columns_per_entry(x) <= x.size(1)
     return maxk(x, k) if pays else dense_maxk(x, k)
 
 
-def _columns_an_entry(x: Tensor) -> float:
-    return _COLUMNS_AN_ENTRY.get(x.device.type, _COLUMNS_AN_ENTRY["cpu"])
+def _columns_per_entry(x: Tensor) -> float:
+    return _COLUMNS_PER_ENTRY.get(x.device.type, _COLUMNS_PER_ENTRY["cpu"])
 
 
 def multiplies_first(conv: MessagePassing, features: Features, edge_index: Any, width: int) -> bool:
     """Return whether ``A (h W)``, with h the features, costs less than ``(A h) W``.
 
-    The second aggregates compressed features and multiplies dense ones, the first the other way
-    round, if there is a compressed product; else their products cost the same.
+    The second aggregates compressed features and multiplies dense ones. The first multiplies
+    compressed features, if a backend can, and aggregates dense ones.
 
     Args:
         conv: the layer.
@@ -119,18 +120,18 @@ def multiplies_first(conv: MessagePassing, features: Features, edge_index: Any, 
         return False
     if not isinstance(features, CBSR):
         return width <= features.size(1)
-    if _halos_of(edge_index) is not None:  # alike in all processes
+    if _halos_of(edge_index) is not None:  # the same in all processes, whatever their edges
         return width <= features.k
-    more = width - features.k * _columns_an_entry(features.values)  # columns that an edge adds up
-    if more <= 0 or not ops.multiplies_compressed(features, width):
-        return more <= 0
-    fewer = (features.width - features.k * _PRODUCTS_AN_ENTRY) * width  # multiplications a node
-    edges = num_edges(edge_index) * more * _PRODUCTS_A_COLUMN
-    return edges <= num_nodes(features) * fewer
+    more_columns = width - features.k * _columns_per_entry(features.values)  # to sum per edge
+    if more_columns <= 0 or not ops.multiplies_compressed(features, width):
+        return more_columns <= 0
+    fewer_products = (features.width - features.k * _PRODUCTS_PER_ENTRY) * width  # per node
+    more = num_edges(edge_index) * more_columns * _PRODUCTS_PER_COLUMN
+    return more <= num_nodes(features) * fewer_products
 
 
 def linear_map(features: Features, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Apply a linear map, without writing compressed features out where that pays."""
+    """Apply a linear map to dense or compressed features."""
     if isinstance(features, CBSR):
         return ops.cbsr_linear(features, weight, bias)
     return linear(features, weight, bias)
@@ -150,7 +151,7 @@ def is_plain(lin: Linear) -> bool:
 
 
 def compress_both(x: Any, k: int) -> Any:
-    """Put the features of both sides through MaxK, once if they are the same."""
+    """Apply MaxK to the features of both sides, once if they are the same object."""
     _check_pair(x)
     if isinstance(x, (Tensor, CBSR)) or x[1] is x[0]:
         return (compress(x if isinstance(x, (Tensor, CBSR)) else x[0], k),) * 2
@@ -164,12 +165,12 @@ def _check_pair(x: Any) -> None:
 
 
 def is_recorded() -> bool:
-    """Return whether ``optimize()`` records the call that is made."""
+    """Return whether ``optimize()`` records this call."""
     return forced.on and running_recorder.recorder is not None
 
 
 def written_out(x: Features) -> Tensor:
-    """Return features with their zeros."""
+    """Return dense features."""
     return x.dense() if isinstance(x, CBSR) else x
 
 
@@ -188,27 +189,27 @@ def _stored(x: Features) -> Tensor:
 
 
 def aggregate(
-    conv: MessagePassing, x: Any, edge_index: Any, size: Any = None, **given: Any
+    conv: MessagePassing, x: Any, edge_index: Any, size: Any = None, **kwargs: Any
 ) -> Tensor:
-    """Sum up or average features over the edges of every target node.
+    """Sum or average features over the edges of every target node.
 
     Args:
-        conv: the layer: its aggregation and flow, and its ``propagate`` where PyG is to do it.
+        conv: the layer.
         x: features, or a pair of them for source and target nodes, the second possibly None.
         edge_index: the adjacency.
         size: numbers of source and target nodes, or None.
-        **given: further arguments of ``propagate``. Without ``edge_weight`` among them the layer
-            takes no weights, and the values of a SparseTensor are left out of account as in PyG.
+        **kwargs: further arguments of ``propagate``. A layer without ``edge_weight`` ignores the
+            values of a SparseTensor, as in PyG.
 
     Returns:
         [number of target nodes, F].
 
     Raises:
-        Exception: PyG's, for sizes, features or an adjacency that contradict one another.
+        Exception: that of PyG, for sizes, features or an adjacency that do not fit.
     """
-    features = x if isinstance(x, (Tensor, CBSR)) else x[0]  # whatever the flow, as in PyG
+    features = x if isinstance(x, (Tensor, CBSR)) else x[0]  # for both flows, as in PyG
     reasons = pyg_reasons(conv, features, edge_index)
-    call = Call(_by_pyg, conv, (edge_index,), {"x": x, "size": size, **given})
+    call = Call(_by_pyg, conv, (edge_index,), {"x": x, "size": size, **kwargs})
     if torch.compiler.is_compiling():
         return call.stock() if reasons else _by_kernels(call)[0]
     out: Tensor = enter(
@@ -218,33 +219,33 @@ def aggregate(
     return out
 
 
-def _by_pyg(conv: MessagePassing, edge_index: Any, x: Any, **given: Any) -> Any:
-    """Aggregate features with their zeros."""
+def _by_pyg(conv: MessagePassing, edge_index: Any, x: Any, **kwargs: Any) -> Any:
+    """Aggregate dense features with PyG's code."""
     if isinstance(x, (Tensor, CBSR)):
         dense: Any = written_out(x)
     else:
         dense = tuple(None if each is None else written_out(each) for each in x)
-    return conv.propagate(edge_index, x=dense, **given)
+    return conv.propagate(edge_index, x=dense, **kwargs)
 
 
 def _by_kernels(call: Call) -> tuple[Tensor, list[str]]:
-    """Aggregate features as they are stored; return the result and its formula."""
+    """Aggregate dense or compressed features; return the result and its formula."""
     conv: Any = call.owner
-    (edge_index,), given = call.args, dict(call.kwargs)
-    x, size = given.pop("x"), given.pop("size")
+    (edge_index,), kwargs = call.args, dict(call.kwargs)
+    x, size = kwargs.pop("x"), kwargs.pop("size")
     pair = (x, x) if isinstance(x, (Tensor, CBSR)) else tuple(x)
     halos = _halos_of(edge_index)
     if halos is not None:
         pair, size = (halos.whole(pair[0]), pair[1]), (halos.rows, halos.targets)
     features = pair[0]
     graph, values = _graph_of(edge_index, pair, size, conv.flow)
-    weight: Tensor | None = given.get("edge_weight")
+    weight: Tensor | None = kwargs.get("edge_weight")
     if is_sparse_matrix(edge_index):
-        weight = values if "edge_weight" in given or isinstance(edge_index, Tensor) else None
+        weight = values if "edge_weight" in kwargs or isinstance(edge_index, Tensor) else None
     if weight is not None:
-        if weight.dim() != 1:  # a view of it would be another tensor each time to those that keep
+        if weight.dim() != 1:  # no view of [E]: caches would take it for a new tensor
             weight = weight.view(-1)
-        if is_sparse_matrix(edge_index):  # of an edge_index, weights promote as in PyG
+        if is_sparse_matrix(edge_index):  # with an edge_index, dtypes are promoted as in PyG
             weight = weight.to(dtype_of(features))
     reduce = _REDUCES[type(conv.aggr_module)]
     product = ops.cbsr_spmm if isinstance(features, CBSR) else ops.spmm
@@ -257,7 +258,7 @@ def _by_kernels(call: Call) -> tuple[Tensor, list[str]]:
 def _graph_of(
     edge_index: Any, pair: tuple[Features | None, ...], size: Any, flow: str
 ) -> tuple[Graph, Tensor | None]:
-    """The graph of an adjacency, and the values of a matrix in the order of its edges."""
+    """Return the graph of an adjacency, and the values of a matrix in the order of its edges."""
     forward = flow == "source_to_target"
     if isinstance(edge_index, EdgeIndex):
         size, edge_index = (edge_index.num_rows, edge_index.num_cols), edge_index.as_tensor()
@@ -273,18 +274,18 @@ def _graph_of(
 
 
 def adds_or_averages(conv: torch.nn.Module) -> bool:
-    """Return whether a layer's aggregation is one that the kernels of MaxK have."""
+    """Return whether the aggregation of a layer is a sum or mean, which MaxK has kernels for."""
     return type(conv.aggr_module) in _REDUCES
 
 
 def pyg_reasons(conv: MessagePassing, features: Features, edge_index: Any) -> list[str]:
-    """Return why PyG has to aggregate; it is given the features with their zeros."""
+    """Return the reasons why PyG has to aggregate, with dense features."""
     reasons = []
     if not adds_or_averages(conv):
         reasons.append(f"aggr={conv.aggr_module!r}: the kernels of MaxK add up and average")
     if isinstance(features, Tensor) and features.dim() != 2:
         reasons.append(f"features of {features.dim()} dimensions")
-    if torch.compiler.is_compiling():  # then PyG too passes over all that follows
+    if torch.compiler.is_compiling():  # PyG ignores the following then, too
         return reasons
     if is_recorded():
         reasons.append("optimize() writes the products in an order of its own")
@@ -295,7 +296,7 @@ def pyg_reasons(conv: MessagePassing, features: Features, edge_index: Any) -> li
 
 
 def _sizes(pair: tuple[Features | None, ...], size: Any, flow: str) -> tuple[int, int]:
-    """Number of source and of target nodes, found as PyG finds them."""
+    """Return the numbers of source and target nodes, as PyG determines them."""
     counts: list[int | None] = [None, None] if size is None else list(size)
     for side, features in enumerate(pair):
         if features is not None:

@@ -16,28 +16,27 @@ __all__ = ["to_maxk"]
 
 
 def to_maxk(model: Module, k: int, *, copy: bool = True) -> Module:
-    """Put MaxK into a model: every SAGEConv, GCNConv or GINConv behind a ReLU, and that ReLU.
+    """Replace every SAGEConv, GCNConv or GINConv after a ReLU, and the ReLU, with a MaxK layer.
 
-    The layer becomes the MaxK layer of that name and the ReLU goes. Where something else reads the
-    ReLU as well (jumping knowledge, a skip connection) it stays, and MaxK selects from what it
-    lets through. Layers that read the input features stay what they are, since no ReLU is in front
-    of them.
+    If something else reads the ReLU as well (jumping knowledge, a skip connection), it stays, and
+    MaxK selects from its result. Layers that read the input features are not replaced, as there is
+    no ReLU in front of them.
 
     Stacks of PyG (``GraphSAGE``, ``GCN``, ``GIN`` and others built on BasicGNN) keep their class.
-    The forward of any other model is read by torch.fx, and comes back as a module that runs the
-    calls that were read and is the model in all other respects; it has to be readable: no branches
-    on what tensors hold, no other difference between training and evaluation than dropout, no
-    contexts such as ``torch.no_grad()``, and no attributes that it assigns.
+    The forward of any other model is traced with torch.fx, and the result is a module that runs the
+    graph and is like the model in all other respects. So the forward must have no branches on
+    values of tensors, no differences between training and evaluation except dropout, no contexts
+    such as ``torch.no_grad()``, and no assignments to attributes.
 
     Args:
         model: the model.
         k: how many features of each node to keep; the paper found 32 of 256 a good start.
         copy: convert a copy. Otherwise the layers of ``model`` itself are changed, so that an
-            optimizer that holds its parameters goes on holding those of the result.
+            optimizer with its parameters has those of the result.
 
     Returns:
-        The model with MaxK. Its attribute ``maxk_swaps`` tells what was swapped, and the reasons
-        where something was not; ``print`` shows it as a table.
+        The model with MaxK. Its attribute ``maxk_swaps`` lists which layers were swapped, and why
+        others were not; ``print`` shows it as a table.
 
     Raises:
         ValueError: if nothing could be swapped, with the reasons.
@@ -49,15 +48,14 @@ def to_maxk(model: Module, k: int, *, copy: bool = True) -> Module:
         raise ValueError(f"expected 'copy' to be True or False (got {copy!r})")
     model = copying.deepcopy(model) if copy else model
     stacks = {name: m for name, m in model.named_modules() if _is_stack(m)}
-    found = [s for name, stack in stacks.items() for s in _swap_stack(name, stack, k)]
+    swaps = [s for name, stack in stacks.items() for s in _swap_stack(name, stack, k)]
     inside = {id(m) for stack in stacks.values() for m in stack.modules()}
     if any(isinstance(m, MessagePassing) and id(m) not in inside for m in model.modules()):
         model, more = swap_pairs(model, k, leaves=inside)
-        found += more
-    swaps = Swaps(found)
+        swaps += more
     if not any(s.swapped for s in swaps):
-        raise ValueError(f"nothing of {type(model).__name__} can be put on MaxK\n{swaps}")
-    model.maxk_swaps = swaps  # type: ignore[assignment]
+        raise ValueError(f"nothing of {type(model).__name__} can be put on MaxK\n{Swaps(swaps)}")
+    model.maxk_swaps = Swaps(swaps)  # type: ignore[assignment]
     return model
 
 
@@ -71,29 +69,28 @@ def _swap_stack(name: str, stack: BasicGNN, k: int) -> Iterator[Swap]:
     act = stack.act
     is_relu = isinstance(act, torch.nn.ReLU) or act in (torch.relu, torch.nn.functional.relu)
     between = stack.act_first and any(not isinstance(n, Identity) for n in stack.norms)
-    waiting: list[tuple[str, Module]] = []
+    suitable: list[tuple[str, Module]] = []
     for i, conv in enumerate(stack.convs):
         reason = why_not(conv, k)
         if not reason and not getattr(conv, "project", False):
             if i == 0:
                 reason = "it reads the input features: no ReLU in front"
             elif not is_relu:
-                what = "nothing" if act is None else f"{type(act).__name__}"
-                reason = f"{what} in front of it, not ReLU"
+                reason = f"{type(act).__name__ if act else 'nothing'} in front of it, not ReLU"
             elif between:
                 reason = "a normalisation between ReLU and layer (act_first)"
         if reason:
             yield Swap(prefix + str(i), type(conv).__name__, reason)
         else:
-            waiting.append((prefix + str(i), conv))
-    kept = ""
+            suitable.append((prefix + str(i), conv))
+    relu_kept = ""
     if stack.jk_mode is not None:
-        kept = "jumping knowledge reads it as well"
-    elif [conv for _, conv in waiting] != list(stack.convs)[1:]:
-        kept = "it is in front of all layers, and not all were swapped"
-    elif any(getattr(conv, "project", False) for _, conv in waiting):
-        kept = "the layers project behind it"
-    for where, conv in waiting:
-        yield swap(where, conv, k, kept)
-    if waiting and not kept:
+        relu_kept = "jumping knowledge reads it as well"
+    elif [conv for _, conv in suitable] != list(stack.convs)[1:]:
+        relu_kept = "it is in front of all layers, and not all were swapped"
+    elif any(getattr(conv, "project", False) for _, conv in suitable):
+        relu_kept = "the layers project behind it"
+    for path, conv in suitable:
+        yield swap(path, conv, k, relu_kept)
+    if suitable and not relu_kept:
         stack.act = None

@@ -29,21 +29,21 @@ class MaxKGCNConv(GCNConv):
     """:class:`~torch_geometric.nn.conv.GCNConv` on the k largest features of every node.
 
     ``MaxKGCNConv(..., k=k)(x, edge_index)`` is ``GCNConv(...)(MaxK(k)(x), edge_index)``: MaxK
-    stands where the ReLU in front of the layer would. The matrix products are bracketed as costs
-    less: ``(A h) W``, which profits from the sparsity of ``h = MaxK(k)(x)``, or PyG's ``A (h W)``
-    where rows of ``h W`` are shorter than what is stored of a row of h.
+    replaces the ReLU in front of the layer. The cheaper order of the matrix products runs:
+    ``(A h) W``, which exploits the sparsity of ``h = MaxK(k)(x)``, or PyG's ``A (h W)`` if rows of
+    ``h W`` are shorter than compressed rows of h.
 
     Args:
         in_channels: size of each input sample, or -1.
         out_channels: size of each output sample.
         improved: self-loops count twice.
-        cached: compute the normalised graph once and for all.
+        cached: compute the normalised graph in the first call only.
         add_self_loops: by default, if ``normalize``.
         normalize: divide by the square roots of both degrees.
         bias: learn an additive bias.
         k: how many features of each node to keep.
         **kwargs: further arguments of MessagePassing; MaxK's kernels compute ``aggr="sum"`` and
-            ``"mean"``, others are PyG's on features with their zeros.
+            ``"mean"``; for others, PyG aggregates dense features.
 
     Raises:
         ValueError: unless k is a whole number of at least 1.
@@ -73,7 +73,7 @@ class MaxKGCNConv(GCNConv):
 
         Args:
             x: [N, F], or that as a CBSR.
-            edge_index: whatever GCNConv takes.
+            edge_index: as for GCNConv.
             edge_weight: [E], one per edge.
 
         Returns:
@@ -90,37 +90,37 @@ class MaxKGCNConv(GCNConv):
         features = compress(x, self.k)
         if self.normalize:
             edge_index, edge_weight = self._normalized(features, edge_index, edge_weight)
-        by_pyg = pyg_reasons(self, features, edge_index)  # in PyG's order, as hooks expect
+        by_pyg = pyg_reasons(self, features, edge_index)  # hooks expect the order of PyG
         if by_pyg or multiplies_first(self, features, edge_index, self.out_channels):
             product = transformed(self.lin, features)
             out = aggregate(self, product, edge_index, edge_weight=edge_weight)
         else:
             weight = None if edge_weight is None else edge_weight.to(dtype_of(features))
             out = self.lin(aggregate(self, features, edge_index, edge_weight=weight))
-            if edge_weight is not None:  # PyG multiplies weights by what the linear map gave
+            if edge_weight is not None:  # promoted as in PyG, where weights multiply this result
                 out = out.to(torch.promote_types(out.dtype, edge_weight.dtype))
         return out if self.bias is None else out + self.bias
 
     def _normalized(
         self, features: Features, edge_index: Any, edge_weight: Tensor | None
     ) -> tuple[Any, Tensor | None]:
-        """As in GCNConv; what is not cached is remembered while the edge_index lives."""
-        known: Any = self._cached_edge_index
+        """Normalise as GCNConv; without ``cached``, the result is stored with the edge_index."""
+        cached: Any = self._cached_edge_index
         if is_sparse_tensor(edge_index):
-            known = None if self._cached_adj_t is None else (self._cached_adj_t, None)
-        if known is not None:
-            edge_index, edge_weight = known
+            cached = None if self._cached_adj_t is None else (self._cached_adj_t, None)
+        if cached is not None:
+            edge_index, edge_weight = cached
             return edge_index, edge_weight
         args = (edge_index, edge_weight, num_nodes(features), self.improved, self.add_self_loops,
                 self.flow, dtype_of(features))  # fmt: skip
-        # What is cached is the layer's own; optimize() sees the function itself being called.
-        alone = self.cached or torch.compiler.is_compiling() or is_recorded()
-        found = gcn_norm(*args) if alone else remembered(gcn_norm, *args)
+        # A layer must not share its cached tensors, and optimize() has to record the call.
+        direct = self.cached or torch.compiler.is_compiling() or is_recorded()
+        normalised = gcn_norm(*args) if direct else remembered(gcn_norm, *args)
         if is_sparse_tensor(edge_index):
-            self._cached_adj_t = found if self.cached else None
-            return found, None
-        self._cached_edge_index = found if self.cached else None
-        edge_index, edge_weight = found
+            self._cached_adj_t = normalised if self.cached else None
+            return normalised, None
+        self._cached_edge_index = normalised if self.cached else None
+        edge_index, edge_weight = normalised
         return edge_index, edge_weight
 
     def __repr__(self) -> str:

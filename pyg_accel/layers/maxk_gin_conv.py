@@ -15,16 +15,16 @@ __all__ = ["MaxKGINConv"]
 class MaxKGINConv(GINConv):
     """:class:`~torch_geometric.nn.conv.GINConv` on the k largest features of every node.
 
-    ``MaxKGINConv(nn, k=k)(x, edge_index)`` is ``GINConv(nn)(MaxK(k)(x), edge_index)``: MaxK stands
-    where the ReLU in front of the layer would, for neighbours and root alike.
+    ``MaxKGINConv(nn, k=k)(x, edge_index)`` is ``GINConv(nn)(MaxK(k)(x), edge_index)``: MaxK
+    replaces the ReLU in front of the layer, for neighbours and root.
 
     Args:
         nn: the network that transforms the sums, [N, F] to [N, H].
-        eps: how much more than 1 the root counts, at first.
+        eps: initial value; the root is multiplied by ``1 + eps``.
         train_eps: learn eps.
         k: how many features of each node to keep.
         **kwargs: further arguments of MessagePassing; MaxK's kernels compute ``aggr="sum"`` and
-            ``"mean"``, others are PyG's on features with their zeros.
+            ``"mean"``; for others, PyG aggregates dense features.
 
     Raises:
         ValueError: unless k is a whole number of at least 1.
@@ -49,7 +49,7 @@ class MaxKGINConv(GINConv):
         Args:
             x: [N, F], that as a CBSR, or a pair of them for source and target nodes, the second of
                 which may be None.
-            edge_index: whatever GINConv takes.
+            edge_index: as for GINConv.
             size: numbers of source and target nodes.
 
         Returns:

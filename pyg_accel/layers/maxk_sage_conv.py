@@ -26,14 +26,14 @@ class MaxKSAGEConv(SAGEConv):
     """:class:`~torch_geometric.nn.conv.SAGEConv` on the k largest features of every node.
 
     ``MaxKSAGEConv(..., k=k)(x, edge_index)`` is ``SAGEConv(...)(MaxK(k)(x), edge_index)``: MaxK
-    stands where the ReLU in front of the layer would, for neighbours and root alike. With
-    ``project=True`` it takes the place of the layer's own ReLU instead, between projection and
-    aggregation, and the root's features stay as they are.
+    replaces the ReLU in front of the layer, for neighbours and root. With ``project=True`` it
+    replaces the ReLU inside of the layer instead, between projection and aggregation, and features
+    of the root are unchanged.
 
-    The matrix products are bracketed as costs less: ``(A h) W`` sums up compressed features,
-    ``A (h W)`` multiplies them, which pays where outputs are few, and on a CPU where edges are.
+    The cheaper order of the matrix products runs: ``(A h) W`` aggregates compressed features,
+    ``A (h W)`` multiplies them, which is faster with few outputs, and on a CPU with few edges.
 
-    Other aggregations than sum and mean are right too, but PyG's, on features with their zeros;
+    For other aggregations than sum and mean, PyG aggregates dense features;
     ``pyg_accel.report()`` says so.
 
     Args:
@@ -76,7 +76,7 @@ class MaxKSAGEConv(SAGEConv):
         Args:
             x: [N, F], that as a CBSR, or a pair of them for source and target nodes, the second of
                 which may be None.
-            edge_index: whatever SAGEConv takes.
+            edge_index: as for SAGEConv.
             size: numbers of source and target nodes.
 
         Returns:
@@ -91,7 +91,7 @@ class MaxKSAGEConv(SAGEConv):
         if is_plain(lin) and multiplies_first(self, x[0], edge_index, self.out_channels):
             product = linear_map(x[0], lin.weight)
             out = aggregate(self, (product, x[1]), edge_index, size)
-            # Under autocast the product is narrower than the bias, and PyG's linear map adds both.
+            # Under autocast the product has a lower precision than the bias.
             out = out if lin.bias is None else out + lin.bias.to(out.dtype)
         else:
             out = lin(aggregate(self, x, edge_index, size))

@@ -1,7 +1,7 @@
-"""Pairs of ReLU and convolution in user-written models, matched and swapped with torch.fx.
+"""Finds pairs of ReLU and convolution in user-written models with torch.fx, and swaps them.
 
-What torch.fx records is one run of the forward. Where another run would have recorded something
-else, in evaluation or without an optional argument, the recording is not the model, and is refused.
+torch.fx records one run of the forward. A model is refused if another run records other calls: in
+evaluation mode, or without an optional argument.
 """
 
 import inspect
@@ -33,16 +33,16 @@ class _Unreadable(Exception):
 
 
 def swap_pairs(model: Module, k: int, leaves: Collection[int]) -> tuple[Module, list[Swap]]:
-    """Swap what can be swapped.
+    """Swap all pairs in a model.
 
     Args:
         model: a model, whose layers are changed.
         k: how many features to keep.
-        leaves: ids of modules that have been dealt with.
+        leaves: ids of modules that are not traced.
 
     Returns:
-        A module that runs the graph, or the model itself if nothing was swapped; and what became of
-        its layers.
+        A module that runs the graph, or the model itself if nothing was swapped; and a
+        :class:`~pyg_accel.layers.swaps.Swap` for each layer.
     """
     convs = {
         name: m
@@ -50,7 +50,10 @@ def swap_pairs(model: Module, k: int, leaves: Collection[int]) -> tuple[Module, 
         if isinstance(m, MessagePassing) and id(m) not in leaves
     }
     try:
-        graph = _written(model) if isinstance(model, Sequential) else _recorded(model, leaves)
+        if isinstance(model, Sequential):
+            graph = _graph_of_sequential(model)
+        else:
+            graph = _recorded(model, leaves)
     except _Unreadable as reason:
         return model, [
             Swap(n, type(m).__name__, why_not(m, k) or str(reason)) for n, m in convs.items()
@@ -59,16 +62,16 @@ def swap_pairs(model: Module, k: int, leaves: Collection[int]) -> tuple[Module, 
     reasons: dict[str, str] = {}
     for name, conv in convs.items():
         calls = [n for n in graph.nodes if n.op == "call_module" and n.target == name]
-        found = [_relu_in_front(model, call) for call in calls]
+        relus = [_relu_in_front(model, call) for call in calls]
         reasons[name] = why_not(conv, k)
         if getattr(conv, "project", False):
-            continue  # it brings its own ReLU
+            continue  # the layer has a ReLU inside
         if not calls:
             reasons[name] = reasons[name] or "torch.fx does not see it being called"
-        elif None in found:
+        elif None in relus:
             reasons[name] = reasons[name] or "no ReLU in front of it"
         if not reasons[name]:
-            pairs |= {call: relu for call, relu in zip(calls, found, strict=True) if relu}
+            pairs |= {call: relu for call, relu in zip(calls, relus, strict=True) if relu}
     kept = {relu: _why_kept(model, relu, pairs) for relu in pairs.values()}
     swaps = []
     for name, conv in convs.items():
@@ -88,7 +91,7 @@ def swap_pairs(model: Module, k: int, leaves: Collection[int]) -> tuple[Module, 
 
 
 class _Tracer(Reader):
-    """Records calls of layers, PyG's and torch's, and looks into everything else."""
+    """Records calls of layers of PyG and torch, and traces into all other modules."""
 
     def __init__(self, leaves: Collection[int]) -> None:
         super().__init__()
@@ -98,12 +101,13 @@ class _Tracer(Reader):
         if isinstance(m, Sequential):
             return False
         of_pyg = type(m).__module__.startswith("torch_geometric.")
-        known = isinstance(m, MessagePassing) or of_pyg or id(m) in self._leaves
-        return known or bool(super().is_leaf_module(m, module_qualified_name))
+        if isinstance(m, MessagePassing) or of_pyg or id(m) in self._leaves:
+            return True
+        return bool(super().is_leaf_module(m, module_qualified_name))
 
 
 def _recorded(model: Module, leaves: Collection[int]) -> fx.Graph:
-    """Record the forward of a model, and make its dropout follow the model's mode again."""
+    """Record the forward of a model, with modules for dropout, so that it depends on the mode."""
     if isinstance(model, MessagePassing):
         raise _Unreadable("it is the whole model: no ReLU in front of it")
     options = inspect.signature(model.forward).parameters.values()
@@ -125,19 +129,19 @@ def _recorded(model: Module, leaves: Collection[int]) -> fx.Graph:
             continue
         if node.target is not F.dropout:
             raise _Unreadable("the forward depends on the mode, training or evaluation")
-        given = inspect.signature(F.dropout).bind(*node.args, **node.kwargs)
-        given.apply_defaults()
+        bound = inspect.signature(F.dropout).bind(*node.args, **node.kwargs)
+        bound.apply_defaults()
         name = f"maxk_{node.name}"
-        model.add_module(name, Dropout(given.arguments["p"]).train(model.training))
+        model.add_module(name, Dropout(bound.arguments["p"]).train(model.training))
         node.op, node.target, node.kwargs = "call_module", name, {}
-        node.args = (given.arguments["input"],)
+        node.args = (bound.arguments["input"],)
     return graph
 
 
 def _read(
     model: Module, mode: bool, leaves: Collection[int], without: dict[str, None] | None = None
 ) -> tuple[fx.Graph, dict[str, Any]]:
-    """Return the calls of a model in a mode, and tensors that its code makes."""
+    """Return the calls of a model in a mode, and constant tensors that its code creates."""
     modules = list(model.modules())
     with as_it_was(modules):
         model.train(mode)
@@ -153,27 +157,27 @@ def _read(
     return graph, constants
 
 
-def _written(model: Sequential) -> fx.Graph:
-    """The graph of PyG's Sequential: a list of calls, by a forward without argument names."""
+def _graph_of_sequential(model: Sequential) -> fx.Graph:
+    """Return the graph of PyG's Sequential, which torch.fx cannot trace: it takes ``*args``."""
     graph = fx.Graph()
-    known: dict[str, Any] = {name: graph.placeholder(name) for name in model.signature.param_dict}
+    values: dict[str, Any] = {name: graph.placeholder(name) for name in model.signature.param_dict}
     out: Any = None
     for child in model._children:
-        given = tuple(known[name] for name in child.param_names)
+        args = tuple(values[name] for name in child.param_names)
         module = getattr(model, child.name)
         if isinstance(module, Module):
-            out = graph.call_module(child.name, given)
+            out = graph.call_module(child.name, args)
         else:
-            out = graph.call_function(module, given)
+            out = graph.call_function(module, args)
         several = len(child.return_names) > 1
         for i, name in enumerate(child.return_names):
-            known[name] = graph.call_function(operator.getitem, (out, i)) if several else out
+            values[name] = graph.call_function(operator.getitem, (out, i)) if several else out
     graph.output(out)
     return graph
 
 
 def _calls(graph: fx.Graph) -> list[tuple[str, Any]]:
-    """What a graph does; the checks that fx adds for arguments that are left out do not count."""
+    """Return the calls of a graph, without the checks that fx adds for constant arguments."""
     return [
         (n.op, n.target)
         for n in graph.nodes
@@ -190,7 +194,7 @@ def _features_of(call: fx.Node) -> Any:
 
 
 def _passes(model: Module, node: fx.Node) -> bool:
-    """Whether what lies between a ReLU and a layer leaves zeros as zeros and signs as signs."""
+    """Whether a call between a ReLU and a layer preserves zeros and signs."""
     return node.target is F.dropout or isinstance(_module(model, node), _PASSES)
 
 
@@ -208,12 +212,12 @@ def _relu_in_front(model: Module, call: fx.Node) -> fx.Node | None:
 
 
 def _why_kept(model: Module, relu: fx.Node, pairs: dict[fx.Node, fx.Node]) -> str:
-    """Why a ReLU stays; empty if swapped layers alone read it."""
+    """Return why a ReLU stays; empty if only swapped layers read it."""
     readers = [(relu, user) for user in relu.users]
     while readers:
         node, user = readers.pop()
-        read = [given for given in (*user.args, *user.kwargs.values()) if given is node]
-        if user in pairs and _features_of(user) is node and len(read) == 1:
+        uses = sum(arg is node for arg in (*user.args, *user.kwargs.values()))
+        if user in pairs and _features_of(user) is node and uses == 1:
             continue
         if not _passes(model, user):
             return f"{user.name} reads it as well"

@@ -1,8 +1,8 @@
-"""Reads the code of models with torch.fx, and refuses what a graph would leave out.
+"""Traces models with torch.fx, and refuses code that the graph would not reproduce.
 
-A graph has the calls that are made of tensors. What else code does has no place in it: contexts
-that it enters (``torch.no_grad()``, ``torch.autocast``, a hand-written one), attributes that it
-assigns, and random numbers that it draws without a tensor, which become constants.
+A graph only has calls on tensors. It misses contexts (``torch.no_grad()``, ``torch.autocast`` or
+any other), assignments to attributes, and random numbers that are drawn without a tensor, which
+become constants.
 """
 
 import dis
@@ -18,14 +18,14 @@ from pyg_accel.cache import saved_tensors_are_hooked
 
 __all__ = ["FAILURES", "LeftOut", "Reader"]
 
-_OF_READING = ("torch.fx.", "torch.overrides", "pyg_accel.")  # modules that see calls on their way
+_TRACING = ("torch.fx.", "torch.overrides", "pyg_accel.")  # modules that take part in tracing
 
 
 class LeftOut(Exception):
-    """Code does what a graph of its calls would not do; the text says what."""
+    """The graph would not do something that the code does; the text says what."""
 
 
-# What reading code on symbols may raise. A mistake of the model's own comes up when it is run.
+# Errors that tracing may raise. Mistakes in the model show when it is run.
 FAILURES = (
     fx.proxy.TraceError, TypeError, AttributeError, ValueError, RuntimeError, IndexError, KeyError,
     AssertionError, NameError, LeftOut,
@@ -33,14 +33,14 @@ FAILURES = (
 
 
 class Reader(fx.Tracer):
-    """Records calls, as long as nothing is in force that a graph would leave out."""
+    """Records calls, and raises if one is made in a mode that the graph would not have."""
 
-    proxy_buffer_attributes = True  # else what is computed from buffers would be a constant
+    proxy_buffer_attributes = True  # otherwise, results computed from buffers would be constants
 
     def __init__(self, **options: Any) -> None:
-        """Remember what is in force."""
+        """Remember the modes of torch."""
         super().__init__(**options)
-        self._in_force = _in_force()
+        self._modes = _modes()
 
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
         """Record a call.
@@ -48,12 +48,12 @@ class Reader(fx.Tracer):
         Raises:
             LeftOut: if it is made inside a context.
         """
-        if _in_force() != self._in_force:
+        if _modes() != self._modes:
             raise LeftOut("it switches gradients, autocast or another mode of torch on or off")
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and frame.f_code is not fx.Tracer.trace.__code__:
             name = frame.f_globals.get("__name__", "")
-            if not name.startswith(_OF_READING) and _has_with(frame.f_code):
+            if not name.startswith(_TRACING) and _has_with(frame.f_code):
                 where = f"{frame.f_code.co_name}, line {frame.f_lineno}"
                 raise LeftOut(f"it enters a context ({where}), and a graph would not")
             frame = frame.f_back
@@ -65,14 +65,14 @@ def _has_with(code: CodeType) -> bool:
     return any(i.opname == "WITH_EXCEPT_START" for i in dis.get_instructions(code))
 
 
-def _in_force() -> tuple[Any, ...]:
-    """What torch does to calls behind their backs."""
+def _modes() -> tuple[Any, ...]:
+    """Return the modes of torch that change what calls do."""
     return (
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),
         torch.get_default_dtype(),
         torch._C._len_torch_function_stack(),
         torch._C._len_torch_dispatch_stack(),
-        saved_tensors_are_hooked(),  # a checkpoint, whose contexts are in no frame of its caller
+        saved_tensors_are_hooked(),  # checkpoint() enters contexts in none of the frames
         *((torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda")),
     )

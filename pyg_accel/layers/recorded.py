@@ -15,14 +15,14 @@ class Recorded(ModelWrapper):
     """Runs a graph on the parameters, buffers and modules of a model.
 
     Args:
-        model: holds what the graph refers to.
+        model: has the attributes that the graph refers to.
         graph: its calls.
     """
 
     _own = frozenset(("forward", "graph"))
 
     def __init__(self, model: torch.nn.Module, graph: fx.Graph) -> None:
-        """Share what the model holds."""
+        """Compile the graph."""
         code = graph.python_code("self")
         names = dict(code.globals)
         exec(code.src, names)

@@ -1,4 +1,4 @@
-"""One layer of PyG turned into its MaxK version, and the record of the swap."""
+"""Turns a layer of PyG into its MaxK version, and records the swap."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -22,13 +22,13 @@ _VERSIONS: dict[type[Module], type[Module]] = {
 
 @dataclass(frozen=True)
 class Swap:
-    """What became of one layer.
+    """Whether a layer was swapped, or why not.
 
     Attributes:
-        name: where it is in the model.
-        layer: class name of the layer as it was.
-        reason: why it was left alone; empty if it was swapped.
-        relu_kept: why the ReLU in front of a swapped layer stayed; empty if it went.
+        name: its path in the model.
+        layer: class name of the layer before.
+        reason: why it was not swapped; empty if it was.
+        relu_kept: why the ReLU in front of a swapped layer stays; empty if it was removed.
     """
 
     name: str
@@ -38,12 +38,12 @@ class Swap:
 
     @property
     def swapped(self) -> bool:
-        """Whether the layer is on MaxK now."""
+        """Whether the layer is a MaxK layer now."""
         return not self.reason
 
 
 class Swaps(tuple[Swap, ...]):
-    """What became of all layers; ``print`` shows it as a table."""
+    """A :class:`Swap` for each layer; ``print`` shows them as a table."""
 
     def __str__(self) -> str:
         lines = []
@@ -57,7 +57,7 @@ class Swaps(tuple[Swap, ...]):
 
 
 def why_not(conv: Module, k: int) -> str:
-    """Return why a layer has no MaxK version that makes sense; empty if it has."""
+    """Return why a layer has no useful MaxK version; empty if it has one."""
     if type(conv) not in _VERSIONS:
         return "MaxK layers exist for SAGEConv, GCNConv and GINConv"
     if not adds_or_averages(conv):
@@ -71,14 +71,14 @@ def why_not(conv: Module, k: int) -> str:
 def swap(name: str, conv: Module, k: int, relu_kept: str = "") -> Swap:
     """Turn a layer into its MaxK version, in place."""
     was = type(conv)
-    # Its class alone: parameters, buffers, hooks, caches and settings are those of PyG's layer.
+    # Only the class changes: parameters, buffers, hooks, caches and options stay.
     conv.__class__ = _VERSIONS[was]
     vars(conv)["k"] = k
     return Swap(name, was.__name__, relu_kept=relu_kept)
 
 
 def _width(conv: Any) -> int | None:
-    """Number of features that a layer reads; None if that is not known yet."""
+    """Return the number of features that a layer reads; None for lazily initialised layers."""
     if isinstance(conv, GINConv):
         modules = conv.nn.modules() if isinstance(conv.nn, Module) else ()
         widths = [getattr(m, "in_channels", getattr(m, "in_features", None)) for m in modules]

@@ -1,4 +1,4 @@
-"""The metadata of a recorded graph's nodes: facts of the tensors of the recorded call."""
+"""The metadata of nodes in a recorded graph: properties of the tensors of the recorded call."""
 
 from typing import NamedTuple
 
@@ -10,17 +10,17 @@ from pyg_accel.cache import memory_of
 __all__ = ["ABOUT", "WRITES", "About"]
 
 ABOUT = "about"  # key of the metadata of nodes: an `About`
-WRITES = "writes"  # key of the metadata of nodes: the memory that they change in place
+WRITES = "writes"  # key of the metadata of nodes: the storages that they write to
 
 
 class About(NamedTuple):
-    """Facts of a tensor of a recorded call.
+    """Properties of a tensor of a recorded call.
 
     Attributes:
         shape: its sizes in that call.
         dtype: its dtype.
-        learns: it requires a gradient.
-        memory: what tensors that share memory have in common.
+        learns: whether it requires a gradient.
+        memory: :func:`~pyg_accel.cache.memory_of` it.
     """
 
     shape: tuple[int, ...]
@@ -30,6 +30,6 @@ class About(NamedTuple):
 
     @classmethod
     def of(cls, tensor: Tensor) -> "About":
-        """Look at a tensor."""
+        """Return the properties of a tensor."""
         with torch._C.DisableTorchFunction():
             return cls(tuple(tensor.shape), tensor.dtype, tensor.requires_grad, memory_of(tensor))

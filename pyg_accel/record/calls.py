@@ -1,7 +1,7 @@
-"""Calls of functions other than torch's in a recorded call, seen by a profiler.
+"""Watches calls of other functions than torch's in a recorded call, with a profiler.
 
-Functions without an effect beside their result may run. Any other one, such as ``random.random`` or
-``print``, could not be left out of later calls.
+Functions without side effects may run. Any other, such as ``random.random`` or ``print``, ends the
+recording: later calls, which run the program, would not call it.
 """
 
 import types
@@ -11,17 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_accel.record.code import (
-    is_installed_file,
-    is_library,
-    is_library_file,
-    is_package_file,
-)
+from pyg_accel.record.code import is_installed_file, is_library, is_library_file, is_package_file
 from pyg_accel.record.guard import Guard
 
 __all__ = ["Calls"]
 
-# Functions of Python and of its library that have no effect beside their result.
+# Functions of Python and its library without side effects.
 _PURE_BUILTINS = frozenset({
     "isinstance", "issubclass", "len", "getattr", "hasattr", "callable", "iter", "next", "min",
     "max", "sum", "abs", "any", "all", "sorted", "divmod", "pow", "round", "repr",
@@ -36,19 +31,19 @@ _READS = frozenset({
 })  # fmt: skip
 
 
-# Functions of torch that change its state, or run a function of the user as they see fit.
+# Functions of torch that change its state, or run a function of the user any number of times.
 _SEEDS = ("torch/random.py", "torch/cuda/random.py", "torch/utils/checkpoint.py")
 
 
 class Calls:
-    """Looks at the calls of Python while a layer runs.
+    """Watches calls while a layer runs.
 
     Args:
-        guard: of the layer, whose code is known.
+        guard: of the layer.
         stop: is called with the reason why the call cannot be recorded.
 
     Attributes:
-        ran: code that ran.
+        ran: code objects that ran.
     """
 
     def __init__(self, guard: Guard, stop: Callable[[str], None]) -> None:
@@ -56,7 +51,7 @@ class Calls:
         self._guard, self._stop = guard, stop
 
     def see(self, frame: types.FrameType, event: str, arg: Any) -> None:
-        """Look at a call that Python makes."""
+        """Check a call; a function for :func:`sys.setprofile`."""
         code, caller = frame.f_code, self._caller(frame)
         of_library = is_library_file(caller.co_filename) and caller not in self._guard.codes
         if event == "call":
@@ -72,19 +67,19 @@ class Calls:
             self._stop(f"it calls {of}.{arg.__name__}")
 
     def _caller(self, frame: types.FrameType) -> types.CodeType:
-        """The code for which a frame works: that of packages works for who calls it."""
+        """Return the code that is responsible for a frame: packages act for their caller."""
         while frame.f_back is not None:
             code, caller = frame.f_code, frame.f_back.f_code
             if code in self._guard.codes or is_library_file(code.co_filename):
                 break
-            # This package calls no code of a layer itself, but that of backends, say.
+            # Code that this package calls, such as that of a backend, is not code of the layer.
             if not (is_installed_file(code.co_filename) or is_package_file(caller.co_filename)):
                 break
             frame = frame.f_back
         return frame.f_code
 
     def _is_pure(self, function: Any) -> bool:
-        """Whether a function that is not written in Python has no effect beside its result."""
+        """Whether a function that is not written in Python has no side effects."""
         owner, module = getattr(function, "__self__", None), function.__module__
         if owner is None or isinstance(owner, types.ModuleType):
             if module == "builtins":

@@ -1,4 +1,4 @@
-"""Whose code a function is, and what code names."""
+"""Which library a code object belongs to, and the names that it reads."""
 
 import dis
 import sysconfig
@@ -19,7 +19,7 @@ _PYTHON = sysconfig.get_path("stdlib")
 
 
 def is_library(name: str | None) -> bool:
-    """Return whether a module belongs to torch, PyG or this package, whose code is not guarded."""
+    """Return whether a module is of torch, PyG or this package, whose code is not guarded."""
     return bool(name) and str(name).split(".", 1)[0] in _LIBRARIES
 
 
@@ -30,17 +30,17 @@ def module_of(function: Any) -> str:
 
 @lru_cache(maxsize=4096)
 def is_installed_file(path: str) -> bool:
-    """Return whether code is that of Python's library or of an installed package."""
+    """Return whether a file is of Python's library or of an installed package."""
     return path.startswith(("<frozen ", _PYTHON)) or "site-packages" in path
 
 
 @lru_cache(maxsize=4096)
 def is_library_file(path: str) -> bool:
-    """Return whether code is torch's, PyG's or this package's."""
+    """Return whether a file is of torch, PyG or this package."""
     if path.startswith("<"):  # methods of named tuples and data classes, functions of overrides
         return path == "<string>" or path.startswith("<pyg_accel")
     *folders, name = Path(path).parts
-    # PyG renders templates into files of their own.
+    # PyG renders templates into temporary files.
     return name.startswith("torch_geometric.") or any(f in _LIBRARIES for f in folders)
 
 

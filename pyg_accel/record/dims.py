@@ -11,18 +11,18 @@ from pyg_accel.record.code import is_package_file
 
 __all__ = ["Dim", "Unexpected", "expect"]
 
-_MOST = 2**62  # no size is as large
+_MOST = 2**62  # larger than any size
 
 
 class Dim(int):
-    """A size of a tensor, or what was computed of sizes.
+    """A size of a tensor, or a number computed from sizes.
 
-    Sums, differences, products and quotients are recorded; a comparison is recorded with its
-    outcome (:func:`expect`), on which the code that was recorded depends.
+    Sums, differences, products and quotients are recorded; a comparison is recorded with its result
+    (:func:`expect`), as the recorded code may depend on it.
 
     Attributes:
-        node: computes it.
-        least: what it is at least, whatever the call.
+        node: the node that computes it.
+        least: a lower bound for all calls.
     """
 
     node: fx.Node
@@ -30,10 +30,10 @@ class Dim(int):
 
     @staticmethod
     def of(value: int, node: fx.Node, least: int) -> "Dim":
-        """Make one."""
-        made = Dim(value)
-        made.node, made.least = node, least
-        return made
+        """Return the number that a node computes."""
+        dim = Dim(value)
+        dim.node, dim.least = node, least
+        return dim
 
     def _computed(self, function: Callable[..., Any], *args: Any) -> Any:
         result = function(*(int(a) if isinstance(a, Dim) else a for a in args))
@@ -41,20 +41,20 @@ class Dim(int):
             return result
         if isinstance(result, bool) and _is_known(args):
             return result
-        given = tuple(a.node if isinstance(a, Dim) else a for a in args)
-        node = self.node.graph.call_function(function, given)
+        nodes = tuple(a.node if isinstance(a, Dim) else a for a in args)
+        node = self.node.graph.call_function(function, nodes)
         if isinstance(result, bool):
             self.node.graph.call_function(expect, (node, result))
             return result
         return Dim.of(result, node, -_MOST)
 
     def __hash__(self) -> int:
-        self._computed(operator.eq, self, int.__int__(self))  # a dictionary may have it as a key
+        self._computed(operator.eq, self, int.__int__(self))  # it may be the key of a dictionary
         return int.__hash__(self)
 
 
 def _is_known(args: tuple[Any, ...]) -> bool:
-    """Whether a comparison has one outcome, or is this package's, whose operators check sizes."""
+    """Whether a comparison has the same result in all calls, or is in code of this package."""
     dims = [a for a in args if isinstance(a, Dim)]
     if len(dims) == 2 and dims[0].node is dims[1].node:
         return True
@@ -79,14 +79,14 @@ _add("bool", operator.ne, 0)
 
 
 class Unexpected(Exception):
-    """Sizes that differ from those of the recorded call in a way that its code depends on."""
+    """A comparison of sizes has another result than in the recorded call."""
 
 
 def expect(value: Any, recorded: Any) -> None:
-    """Raise where a comparison of sizes has another outcome than in the recorded call.
+    """Check that a comparison of sizes has the same result as in the recorded call.
 
     Raises:
-        Unexpected: the call has to run the code of the layer.
+        Unexpected: if not: the call has to run the code of the layer.
     """
     if value is not recorded:
         raise Unexpected(f"{value} instead of {recorded}")

@@ -1,8 +1,8 @@
-"""Edge tensors without storage: the base of lazy and of deferred ones.
+"""Base classes of tensors of edges without storage.
 
-A :class:`~pyg_accel.patching.lazy.LazyTensor` stands for messages and belongs to one call. A
-:class:`DeferredOperand` is an operand of messages that is computed when it is first needed, because
-the next step may do without it: softmax weights, products with one matrix per relation.
+A :class:`~pyg_accel.patching.lazy.LazyTensor` represents messages in one call. A
+:class:`DeferredOperand` is an operand of messages that is only computed if needed, as a fused
+kernel may do without it: softmax weights, products with one matrix per relation.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,10 +27,10 @@ __all__ = [
 
 
 class EdgeTensor(Tensor):
-    """A tensor [.., E, ..] that has a shape, dtype and device alone.
+    """A tensor [.., E, ..] with a shape, dtype and device, but no storage.
 
     Attributes:
-        waits: it is an operand of messages, and computed when its numbers are needed.
+        waits: whether it is a :class:`DeferredOperand`.
     """
 
     waits = False
@@ -40,14 +40,14 @@ class EdgeTensor(Tensor):
         raise NotImplementedError
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """Nothing is left to do after ``__new__``."""
+        """Do nothing: ``__new__`` has set all attributes."""
 
 
 class DeferredOperand(EdgeTensor):
-    """A tensor [E, ...] that is computed when a function wants its numbers.
+    """A tensor [E, ...] that is computed when a function reads its values.
 
     Attributes:
-        of_nodes: it has one row per node, and a function of each row is applied to it at once.
+        of_nodes: whether it has a row per node; functions of each row are applied immediately.
     """
 
     waits = True
@@ -57,10 +57,10 @@ class DeferredOperand(EdgeTensor):
     def __new__(
         cls, shape: Sequence[int], dtype: torch.dtype, device: torch.device, **own: Any
     ) -> Self:
-        """Put a tensor off, with attributes that say how it is computed."""
-        made: Self = Tensor._make_wrapper_subclass(cls, tuple(shape), dtype=dtype, device=device)
-        vars(made).update(own)
-        return made
+        """Return a tensor with attributes that say how it is computed."""
+        self: Self = Tensor._make_wrapper_subclass(cls, tuple(shape), dtype=dtype, device=device)
+        vars(self).update(own)
+        return self
 
     def edges(self) -> tuple[int, int]:
         """See :meth:`EdgeTensor.edges`."""
@@ -75,7 +75,7 @@ class DeferredOperand(EdgeTensor):
         raise NotImplementedError
 
     def after(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Return the result of ``func(self, *args, **kwargs)`` if that can wait; else None."""
+        """Return a deferred result of ``func(self, *args, **kwargs)``; None if there is none."""
         return None
 
     def hoisted(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -85,12 +85,12 @@ class DeferredOperand(EdgeTensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(t, EdgeTensor) and not issubclass(t, DeferredOperand) for t in types):
-            return NotImplemented  # torch asks the lazy one then, which knows what to do
+            return NotImplemented  # torch calls that of the LazyTensor next
         return follow(func, args, kwargs or {})
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        # Reached from C++, where no Python function was called and no gradients are recorded.
+        # Only reached from C++, below autograd.
         def materialize(waiting: DeferredOperand) -> Tensor:
             if waiting.differentiable():
                 raise RuntimeError(f"'{func}' on an edge tensor with gradients: clone() it")
@@ -124,9 +124,9 @@ _ASSIGNMENTS = {
 
 
 def changed_in_place(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
-    """Return the tensors that a torch function of this name will write into.
+    """Return the tensors that a torch function of this name writes to.
 
-    Not the running statistics of a normalisation: these are buffers of modules.
+    Except running statistics of normalisations, which are buffers of modules.
     """
     changed: list[Any] = []
     if name in _ASSIGNMENTS or (name.endswith("_") and not name.endswith("__")):
@@ -152,14 +152,14 @@ _ATTRIBUTES = {
 
 
 def asks(func: Callable[..., Any]) -> bool:
-    """Whether a function asks for what a tensor without storage knows."""
+    """Whether a function reads a property that a tensor without storage has."""
     name = name_of(func)
     attribute = getattr(getattr(func, "__self__", None), "__name__", "")
     return name in _METHODS or (name == "__get__" and attribute in _ATTRIBUTES)
 
 
 def follow(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run a function on tensors that wait: something that waits again, or of the ordinary ones."""
+    """Run a function on deferred operands: its result is deferred too, or they are computed."""
     if args and isinstance(args[0], DeferredOperand):
         if asks(func):
             with torch._C.DisableTorchFunctionSubclass():
@@ -174,7 +174,7 @@ def follow(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, An
 def replaced(
     kind: type, by: Callable[[Any], Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return arguments with the tensors of a kind replaced, those in lists and tuples too."""
+    """Return arguments with the tensors of a class replaced, also those in lists and tuples."""
 
     def materialize(value: Any) -> Any:
         if isinstance(value, kind):

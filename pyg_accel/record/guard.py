@@ -1,10 +1,9 @@
-"""What a recorded call depends on beside its arguments, compared by identity.
+"""Everything besides arguments that a recorded call depends on, compared by identity.
 
-A program stands for a layer's code as long as everything that this code reads is what it was: the
+A program replaces the code of a layer as long as all that this code reads is unchanged: the
 attributes of the layer and its children, the functions that run, and the names that these read from
-globals and closures. Values are compared by identity, containers and objects by what they hold.
-What cannot be compared in this way, such as an object with ``__slots__``, makes a call one that is
-not recorded.
+globals and closures. Values are compared by identity, containers and objects by their items. Calls
+that read anything else, such as an object with ``__slots__``, are not recorded.
 """
 
 import builtins
@@ -22,13 +21,7 @@ from torch import Tensor
 from torch.nn import Module
 from torch.nn.modules.module import _has_any_global_hook
 
-from pyg_accel.record.code import (
-    assigned_outside,
-    codes_of,
-    is_library,
-    is_library_file,
-    module_of,
-)
+from pyg_accel.record.code import assigned_outside, codes_of, is_library, is_library_file, module_of
 
 __all__ = ["Guard", "NotComparable"]
 
@@ -36,7 +29,7 @@ _CONSTANTS = (
     type(None), bool, int, float, complex, str, bytes, slice, range, Enum, torch.dtype,
     torch.device, torch.layout, torch.memory_format, torch.Size, type(Ellipsis), type,
 )  # fmt: skip
-_IMMUTABLE = ("typing", "types", "inspect", "re")  # classes of Python's library
+_IMMUTABLE = ("typing", "types", "inspect", "re")  # modules of Python whose objects do not change
 _CONTAINERS = (list, tuple, dict, OrderedDict, defaultdict, set, frozenset, deque)
 _BUILTINS = (
     types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType,
@@ -44,12 +37,12 @@ _BUILTINS = (
 )  # fmt: skip
 _Getter = Callable[[Mapping[Any, Any]], tuple[Any, ...]]
 _OF_MODULES = frozenset(vars(Module())) - {"training", "_parameters", "_buffers", "_modules"}
-_CALLED = frozenset(("forward", "__call__"))  # methods of modules that are called by torch
-_DEPTH = 6  # of containers in containers
+_CALLED = frozenset(("forward", "__call__"))  # methods of modules that torch calls
+_DEPTH = 6  # of nested containers
 
 
 class NotComparable(Exception):
-    """Something that a call reads cannot be compared with what it was."""
+    """A call reads something that cannot be compared."""
 
 
 class Guard:
@@ -61,8 +54,8 @@ class Guard:
 
     Attributes:
         codes: code objects whose reads are compared.
-        tensors: those among the compared values, by identity.
-        floats: names that lead to floats; "" if there is one that any code may read.
+        tensors: the tensors among the compared values, by identity.
+        floats: names of floats; "" for one that any code may read.
 
     Raises:
         NotComparable: naming what cannot be compared.
@@ -92,10 +85,10 @@ class Guard:
         self._settled: tuple[Any, ...] = ()
 
     def settle(self, ran: Collection[types.CodeType]) -> None:
-        """Leave out the functions that did not run; called once, after the call was recorded.
+        """Drop the functions that did not run; called once, after the call was recorded.
 
         Raises:
-            NotComparable: if something changed since, or if code ran that no name leads to.
+            NotComparable: if something has changed since, or if unknown code ran.
         """
         for code in ran:
             if code not in self.codes and not is_library_file(code.co_filename):
@@ -105,9 +98,11 @@ class Guard:
         read |= _CALLED
         groups = []
         for mapping, names, always in self._names.values():
-            kept = {n: v for n, v in names.items() if (always or n in read) and _counts(n, v, ran)}
-            if kept:
-                groups.append((_getter(tuple(kept)), mapping, tuple(kept.values())))
+            values = {
+                n: v for n, v in names.items() if (always or n in read) and _counts(n, v, ran)
+            }
+            if values:
+                groups.append((_getter(tuple(values)), mapping, tuple(values.values())))
         containers = self._containers.values()
         cells = self._cells.values()
         self._settled = (
@@ -128,7 +123,7 @@ class Guard:
             raise NotComparable("it changes what it reads: an attribute or a container")
 
     def holds(self) -> bool:
-        """Return whether everything is what it was."""
+        """Return whether nothing has changed."""
         (dicts, empty, filled, groups, sizes, absent, functions, codes, defaults, cells,
          contents) = self._settled  # fmt: skip
         if any(empty) or _has_any_global_hook():
@@ -151,7 +146,7 @@ class Guard:
                     return False
             if not all(map(is_, map(_contents_of, cells), contents)):
                 return False
-        except (KeyError, ValueError):  # a name or the content of a cell is gone
+        except (KeyError, ValueError):  # a name or the content of a cell was deleted
             return False
         return all(map(is_, map(_code_of, functions), codes)) and all(
             map(is_, map(_defaults_of, functions), defaults)
@@ -162,7 +157,7 @@ class Guard:
         return id(container) in self._containers or id(container) in self._dicts
 
     def reads_of(self, tensor: Tensor) -> bool:
-        """Return whether code may read an attribute that somebody gave to a tensor."""
+        """Return whether code may read a Python attribute of a tensor."""
         return not self._read.isdisjoint(vars(tensor))
 
     # -- collecting --------------------------------------------------------------------------------
@@ -174,12 +169,15 @@ class Guard:
         cls = type(module)
         if cls.__getattr__ is not Module.__getattr__ and not is_library(module_of(cls)):
             raise NotComparable(f"{cls.__name__} has a '__getattr__' of its own")
-        own = vars(module)
-        for name, value in own.items():
+        attributes = vars(module)
+        for name, value in attributes.items():
             self._add_value(f"{cls.__name__}.{name}", value)
-        # The dictionaries of hooks are compared by what is in them: nothing.
-        hooks = {n for n, v in own.items() if n.endswith(("_hooks", "_always_called")) and not v}
-        self._add_dict(own, {n: v for n, v in own.items() if n not in _OF_MODULES | hooks})
+        # Empty dictionaries of hooks are not compared by identity: _add_value() has added them.
+        hooks = {
+            n for n, v in attributes.items() if n.endswith(("_hooks", "_always_called")) and not v
+        }
+        compared = {n: v for n, v in attributes.items() if n not in _OF_MODULES | hooks}
+        self._add_dict(attributes, compared)
         self._add_classes(cls)
 
     def _add_classes(self, cls: type) -> None:
@@ -189,11 +187,11 @@ class Guard:
                 self._sizes[id(base)] = (vars(base), len(vars(base)))
 
     def _add_dict(self, mapping: dict[Any, Any], items: dict[Any, Any]) -> None:
-        """Compare some items of a dictionary, and how many there are."""
+        """Compare some items of a dictionary, and its length."""
         self._dicts[id(mapping)] = (mapping, len(mapping), _getter(tuple(items)), [*items.values()])
 
     def _follow(self) -> None:
-        """Add the code that names and attributes lead to, until there is no more."""
+        """Add all code that is reachable by names and attributes."""
         followed: set[tuple[type, str]] = set()
         grows = True
         while grows:
@@ -219,7 +217,7 @@ class Guard:
             self._add_value(f"{base.__name__}.{name}", value)
 
     def _note(self, mapping: Mapping[str, Any], name: str, *, always: bool = False) -> Any:
-        """Take a note of a name that code reads, or, with ``always``, may read."""
+        """Note a name that code reads, or, with ``always``, may read."""
         value = mapping[name]
         self._names.setdefault(id(mapping), (mapping, {}, always))[1][name] = value
         return value
@@ -251,10 +249,10 @@ class Guard:
             self._add_object(name, value, depth)
 
     def _add_object(self, name: str, value: Any, depth: int) -> None:
-        """Add an object of a user's class: what it holds, and what its class is asked for."""
+        """Add the attributes of an object of a user's class, and the class."""
         cls = type(value)
-        own: Any = cls.__getattribute__
-        plain = own is object.__getattribute__ and not hasattr(cls, "__getattr__")
+        getattribute: Any = cls.__getattribute__
+        plain = getattribute is object.__getattribute__ and not hasattr(cls, "__getattr__")
         if not depth or not plain or not hasattr(value, "__dict__") or _has_slots(cls):
             raise NotComparable(f"it reads '{name}', an object of {cls.__name__}")
         if id(vars(value)) in self._dicts:
@@ -308,7 +306,7 @@ class Guard:
             self._note(vars(builtins), name)
 
     def _add_global(self, name: str, value: Any, names: set[str]) -> None:
-        """Add a global, and what is read of it if it is a module or a class of the user."""
+        """Add a global, and the attributes that code reads if it is a user's module or class."""
         if not isinstance(value, (type, types.ModuleType)):
             self._add_value(name, value)
         elif _is_of_library(value):
@@ -316,18 +314,18 @@ class Guard:
         else:
             if isinstance(value, type) and issubclass(value, (Module, tuple, BaseException)):
                 return
-            own = vars(value)
-            for part in names & own.keys():
-                self._add_value(f"{name}.{part}", self._note(own, part, always=True))
+            attributes = vars(value)
+            for part in names & attributes.keys():
+                self._add_value(f"{name}.{part}", self._note(attributes, part, always=True))
 
     def _add_library(self, value: Any, names: set[str]) -> None:
-        """Add what is read of a module of a library: others may put their functions in place."""
+        """Add the attributes that code reads of a library's module: users may replace them."""
         if not isinstance(value, types.ModuleType) or id(value) in self._libraries:
             return
         self._libraries.add(id(value))
-        own = vars(value)
-        for name in names & own.keys():
-            part = self._note(own, name)
+        attributes = vars(value)
+        for name in names & attributes.keys():
+            part = self._note(attributes, name)
             if isinstance(part, types.ModuleType):
                 self._add_library(part, names)
             elif isinstance(part, types.FunctionType) and not is_library(module_of(part)):
@@ -339,7 +337,7 @@ _contents_of = attrgetter("cell_contents")
 
 
 def _getter(names: tuple[Any, ...]) -> _Getter:
-    """Return a function of a dictionary that returns the values of these names."""
+    """Return a function that returns the values of these names in a dictionary."""
     return itemgetter(*names, *names[:1]) if names else lambda mapping: ()
 
 
@@ -357,7 +355,7 @@ def _counts(name: str, value: Any, ran: Collection[types.CodeType]) -> bool:
 
 
 def _is_immutable(cls: type) -> bool:
-    """Whether objects of a class of a library are compared by identity alone."""
+    """Whether objects of a class of a library are compared by identity only."""
     return is_library(module_of(cls)) or module_of(cls) in _IMMUTABLE
 
 
@@ -372,5 +370,5 @@ def _is_of_library(value: Any) -> bool:
 
 
 def _is_layer_code(function: types.FunctionType) -> bool:
-    """Whether a function of PyG is the code of a layer, whose globals others replace in tests."""
+    """Whether a function of PyG is code of a layer, whose globals users may replace."""
     return str(function.__globals__.get("__name__")).startswith("torch_geometric.nn.conv.")

@@ -1,7 +1,7 @@
 """Programs: recorded calls of a layer, compiled to flat functions.
 
-A program runs for calls of its kind, as long as its guard holds: arguments with the same structure,
-types, dtypes, devices and sizes, in the same modes of torch and settings of this package.
+A program runs for calls with arguments of the same structure, types, dtypes, devices and sizes, in
+the same modes of torch and settings of this package, as long as its guard holds.
 """
 
 import operator
@@ -30,23 +30,23 @@ _SIZES = (operator.add, operator.sub, operator.mul, operator.floordiv, operator.
 
 @dataclass(eq=False)
 class LayerProgram:
-    """What a call of a layer computes, from its arguments to its result.
+    """A recorded call of a layer, from its arguments to its result.
 
     Attributes:
         graph: the torch functions and operators that it runs, as a :class:`torch.fx.Graph`.
         constants: parameters, buffers and other values that it reads, by their names in the graph.
-        guard: what it depends on beside the arguments.
+        guard: everything else that it depends on.
         signature: the arguments that it takes.
         context: modes of torch and settings, which are compared before it runs.
         formulas: for the report.
         backends: for the report.
-        admit: returns the tensors among the arguments of a call that it fits, else None.
-        derives: how many functions of the graph it runs once a graph.
-        derives_anew: one of them reads more than the graph, so that it runs in each call.
-        writes: it changes tensors in place.
-        exact: it expects the sizes of what its calls select that it was recorded with.
-        unseen: calls in a row whose graphs were new.
-        sizes: from which on it is faster than PyG's own path, if that was asked.
+        admit: a function that returns the tensors among arguments that fit, or None.
+        derives: how many functions of the graph it runs once per graph.
+        derives_anew: whether one of them also reads other values, so that it runs in each call.
+        writes: whether it changes tensors in place.
+        exact: whether it expects sizes of the recorded call.
+        unseen: how many calls in a row had a new graph.
+        sizes: from which sizes on it is faster than PyG's own path, once that was computed.
     """
 
     graph: torch.fx.Graph
@@ -83,37 +83,37 @@ class LayerProgram:
             return
         self._derive = _compiled(self._parts.derive, constants)
         self._rest = _compiled(self._parts.rest, constants)
-        held = (self.constants[name] for name in self._parts.constants)
-        self._held = tuple(value for value in held if isinstance(value, Tensor))
+        values = (self.constants[name] for name in self._parts.constants)
+        self._tensor_constants = tuple(value for value in values if isinstance(value, Tensor))
         self._sizes_read = _sizes_of(self._parts.sizes) if self._parts.sizes else _nothing
 
     def find(self, leaves: tuple[Tensor, ...]) -> Any:
-        """Return what was derived before of the tensors of a call; None if that is to be done."""
+        """Return the stored values derived from the tensors of a call; None if there are none."""
         if self._parts is None:
             return ()
-        owners = *map(leaves.__getitem__, self._parts.owners), *self._held, self
+        owners = *map(leaves.__getitem__, self._parts.owners), *self._tensor_constants, self
         return find(owners, self._sizes_read(leaves))
 
     def derive(self, leaves: tuple[Tensor, ...]) -> Any:
-        """Derive of the tensors of a call what :meth:`find` will return."""
+        """Compute and store the values that :meth:`find` returns."""
         assert self._parts is not None
         derived = self._derive(*leaves)
-        owners = *map(leaves.__getitem__, self._parts.owners), *self._held, self
+        owners = *map(leaves.__getitem__, self._parts.owners), *self._tensor_constants, self
         keep(owners, self._sizes_read(leaves), derived)
         return derived
 
     def finish(self, leaves: tuple[Tensor, ...], derived: Any) -> Any:
-        """Make a call with the tensors among its arguments and what was derived of them."""
+        """Run a call, given the tensors among its arguments and the derived values."""
         return self._rest(*leaves) if self._parts is None else self._rest(*leaves, derived)
 
     def run(self, *leaves: Tensor) -> Any:
-        """Make a call with the tensors among its arguments."""
+        """Run a call, given the tensors among its arguments."""
         derived = self.find(leaves)
         self.unseen = 0 if derived is not None else self.unseen + 1
         return self.finish(leaves, self.derive(leaves) if derived is None else derived)
 
     def agrees(self, graph: torch.fx.Graph, constants: dict[str, Any]) -> bool:
-        """Return whether a record with sizes that vary does what this one does."""
+        """Return whether another recording is equal to this one, except for sizes."""
         first, second = ([n for n in g.nodes if not _is_size(n)] for g in (self.graph, graph))
         if len(first) != len(second):
             return False
@@ -136,8 +136,8 @@ def _nothing(leaves: tuple[Tensor, ...]) -> tuple[Any, ...]:
     return ()
 
 
-def _sizes_of(places: tuple[tuple[int, int], ...]) -> Callable[..., tuple[int, ...]]:
-    return lambda leaves: tuple([leaves[place].size(dim) for place, dim in places])
+def _sizes_of(positions: tuple[tuple[int, int], ...]) -> Callable[..., tuple[int, ...]]:
+    return lambda leaves: tuple([leaves[position].size(dim) for position, dim in positions])
 
 
 def _remembers(node: torch.fx.Node) -> bool:
@@ -156,8 +156,8 @@ def _same(value: Any, other: Any) -> bool:
 def _same_arguments(value: Any, other: Any, pairs: dict[torch.fx.Node, torch.fx.Node]) -> bool:
     if isinstance(other, torch.fx.Node):
         if isinstance(value, torch.fx.Node):
-            return pairs.get(value, other) is other  # neither is known of sizes
-        return isinstance(value, int)  # a size, which the other record computes
+            return pairs.get(value, other) is other  # nodes of sizes have no pair
+        return isinstance(value, int)  # a size, which the other recording computes
     if isinstance(value, (tuple, list)):
         return len(value) == len(other) and all(
             _same_arguments(v, o, pairs) for v, o in zip(value, other, strict=True)
@@ -183,7 +183,7 @@ def _compiled(graph: torch.fx.Graph, constants: "_Constants") -> Callable[..., A
 
 
 class _Constants:
-    """Holds the constants of a program as attributes."""
+    """The constants of a program as attributes."""
 
     def __init__(self, constants: dict[str, Any]) -> None:
         vars(self).update(constants)
@@ -200,23 +200,23 @@ def record(
     exact: bool = False,
     whole: bool = False,
 ) -> tuple[Any, Recorder, Guard]:
-    """Make a call and record it.
+    """Run a call and record it.
 
     Args:
-        layer: whose call it is.
-        entries: names of the methods that it begins with.
-        function: what runs: called with the layer and the arguments.
+        layer: the layer that is called.
+        entries: names of its methods that the call runs first.
+        function: called with the layer and the arguments.
         args: of the call.
         kwargs: of the call.
         signature: of the arguments.
-        exact: of :class:`~pyg_accel.record.sizes.Sizes`.
-        whole: of :class:`~pyg_accel.record.recorder.Recorder`.
+        exact: see :class:`~pyg_accel.record.sizes.Sizes`.
+        whole: see :class:`~pyg_accel.record.recorder.Recorder`.
 
     Returns:
-        The result, what was seen and the guard.
+        The result, the recorder and the guard.
 
     Raises:
-        NotComparable: if the call cannot be recorded; then it was not made.
+        NotComparable: if the call cannot be recorded; it was not run then.
     """
     guard = Guard(layer, [getattr(type(layer), name) for name in entries])
     if any(kind is float for kind, *_ in signature.key):

@@ -1,9 +1,9 @@
-"""Recording a call: every function of torch and every operator of this package that runs, in order.
+"""Records a call: every function of torch and every operator of this package that runs, in order.
 
-The code of the layer runs as it is, with its result for the caller. A mode sees the functions of
-torch; a profiler sees what else is called. What no program could repeat (numbers read out of a
-tensor, calls of functions that are not guarded, another mode of autograd) ends the record,
-and the call goes on: :attr:`Recorder.reason` says why.
+The code of the layer runs as it is, and the caller gets its result. A ``TorchFunctionMode`` sees
+the functions of torch, and a profiler all others. Anything that a program cannot repeat (values
+read from a tensor, calls of functions that are not guarded, another mode of autograd) ends the
+recording but not the call: :attr:`Recorder.reason` says why.
 """
 
 import gc
@@ -36,7 +36,8 @@ __all__ = ["Recorder", "copied", "perform", "quiet", "running_recorder"]
 T = TypeVar("T")
 _NUMBERS = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis))
 _FACTS = (torch.dtype, torch.device, torch.layout, torch.memory_format)
-# Functions whose result nobody reads leave no trace: what a message collects and does not use.
+# Functions that are removed from the graph if nothing reads their result, such as arguments that
+# are collected for a message that does not use them.
 _WITHOUT_EFFECT = frozenset({
     "__getitem__", "getitem", "index_select", "unbind", "view", "reshape", "expand", "expand_as",
     "unsqueeze", "select", "narrow", "graph_of", "size", "add", "sub", "mul", "floordiv", "empty",
@@ -55,13 +56,13 @@ running_recorder = _Running()
 
 
 def perform(function: Callable[..., T], *args: Any, borrows: bool = False, **kwargs: Any) -> T:
-    """Call a function of this package, as one step of the record if there is one.
+    """Call a function of this package; a recording has it as one node.
 
     Args:
         function: the function.
         args: of the call.
-        borrows: its results are derived of a graph, and shared: the layer returns copies of them,
-            and changes none.
+        borrows: whether its results are derived from a graph, and shared: the layer has to return
+            copies of them, and must not change them.
         kwargs: of the call.
     """
     recorder = running_recorder.recorder
@@ -75,10 +76,10 @@ def perform(function: Callable[..., T], *args: Any, borrows: bool = False, **kwa
 
 
 def copied(tensor: Tensor) -> Tensor:
-    """Return a copy of what a message reads, for its gradient.
+    """Return a copy of features that a message reads, for its gradient.
 
-    PyG copies features to the edges, so that they may be changed in place before the backward pass.
-    A program of a whole call leaves a copy out where nothing changed the features.
+    PyG copies features to the edges, so code may change them in place before the backward pass. A
+    program of a whole call omits the copy if nothing changes the features.
     """
     copy = perform(torch.clone, tensor)
     if running_recorder.recorder is not None:
@@ -87,7 +88,7 @@ def copied(tensor: Tensor) -> Tensor:
 
 
 def quiet() -> AbstractContextManager[Any]:
-    """Return a context in which a record alone sees the functions of torch."""
+    """Return a context in which only a recording sees the functions of torch."""
     recorder = running_recorder.recorder
     return torch._C.DisableTorchFunction() if recorder is None else recorder.alone()
 
@@ -96,18 +97,18 @@ class Recorder(TorchFunctionMode):
     """Records one call as a graph.
 
     Args:
-        guard: what the code of the call reads.
+        guard: of the layer.
         inputs: the tensors among the arguments, in the order of the placeholders.
-        sizes: of them; None for one that may be any.
-        exact: of :class:`Sizes`.
-        whole: the call is one of a layer, not only of its propagate.
+        sizes: of these tensors; None for a size that may be any.
+        exact: see :class:`Sizes`.
+        whole: whether the call is that of a layer, not only of its propagate.
 
     Attributes:
-        reason: why the call is not recorded; empty if it is.
-        overwrites: what a message read was changed in place afterwards.
-        graph: what ran.
+        reason: why the call cannot be recorded; empty if it can.
+        overwrites: whether features that a message read were changed in place afterwards.
+        graph: the recording.
         constants: values that are no arguments, by the name of their node.
-        ran: code that ran.
+        ran: code objects that ran.
     """
 
     def __init__(
@@ -128,8 +129,8 @@ class Recorder(TorchFunctionMode):
         self._guard = guard
         self._values: dict[int, tuple[Any, fx.Node]] = {}
         self._borrowed: list[Tensor] = []
-        self._copies: list[tuple[Tensor, Tensor]] = []  # of what messages read
-        self._needed: set[int] = set()  # copies of what was changed, by identity
+        self._copies: list[tuple[Tensor, Tensor]] = []  # of features that messages read
+        self._needed: set[int] = set()  # ids of copies whose originals were changed
         self._quiet = 0
         self._sizes = Sizes(exact=exact)
         self._modes = _modes()
@@ -145,7 +146,7 @@ class Recorder(TorchFunctionMode):
             self._sizes.vary(tensor, node, dims, LEAST)
 
     def stop(self, reason: str) -> None:
-        """End the record; the first reason counts."""
+        """End the recording; the first reason counts."""
         self.reason = self.reason or reason
 
     # -- what runs ---------------------------------------------------------------------------------
@@ -156,10 +157,10 @@ class Recorder(TorchFunctionMode):
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Record what runs inside the block."""
+        """Record the block."""
         outer, running_recorder.recorder = running_recorder.recorder, self
         before, collects = sys.getprofile(), gc.isenabled()
-        gc.disable()  # what is called where garbage is collected is no part of the call
+        gc.disable()  # finalizers are not part of the call
         try:
             with self:
                 sys.setprofile(self._calls.see)
@@ -174,7 +175,7 @@ class Recorder(TorchFunctionMode):
 
     @contextmanager
     def hidden(self) -> Iterator[None]:
-        """Record nothing of what runs inside the block, which is one step."""
+        """Do not record the block."""
         before = sys.getprofile()
         running_recorder.recorder = None
         sys.setprofile(None)
@@ -186,7 +187,7 @@ class Recorder(TorchFunctionMode):
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """See the functions inside the block, and let no other mode see them."""
+        """Record the functions in the block, and hide them from other modes."""
         self._quiet += 1
         try:
             with torch._C.DisableTorchFunctionSubclass(), self:
@@ -223,7 +224,7 @@ class Recorder(TorchFunctionMode):
         trusted: bool = False,
         borrows: bool = False,
     ) -> None:
-        """Take a note of a function that ran; see :func:`perform`."""
+        """Record a function that ran; see :func:`perform`."""
         name, changes = name_of(function), list[Tensor]()
         if not trusted:
             changes = changed_in_place(name, args, kwargs)
@@ -233,7 +234,7 @@ class Recorder(TorchFunctionMode):
         if not trusted:
             if _is_fact(function, name):
                 return
-            if any(known is tensor for known in self._borrowed for tensor in changes):
+            if any(shared is tensor for shared in self._borrowed for tensor in changes):
                 return self.stop("it changes a tensor in place that other calls share")
             if _modes() != self._modes or name == "__set__" or "seed" in name:
                 return self.stop(f"it changes the mode of torch or of a tensor ({name})")
@@ -243,8 +244,8 @@ class Recorder(TorchFunctionMode):
                     self.stop(f"what it does depends on the numbers in a tensor ({name})")
                 return
         try:
-            given = self._named(args, trusted), self._named(kwargs, trusted)
-            node = self._node(function, name, *given)
+            arguments = self._named(args, trusted), self._named(kwargs, trusted)
+            node = self._node(function, name, *arguments)
             if borrows:
                 node.meta[DERIVED] = True
             if changes:
@@ -258,7 +259,7 @@ class Recorder(TorchFunctionMode):
                 self._borrowed.append(tensor)
 
     def note_copy(self, tensor: Tensor, copy: Tensor) -> None:
-        """Take a note of a copy of what a message reads."""
+        """Note a copy of features that a message reads."""
         self._copies.append((tensor, copy))
 
     def _note_changes(self, changes: list[Tensor]) -> None:
@@ -277,20 +278,20 @@ class Recorder(TorchFunctionMode):
         return self.graph.call_function(function, args, kwargs)
 
     def _bind(self, value: Any, node: fx.Node) -> Iterator[tuple[Tensor, fx.Node]]:
-        """Take a note of what a node returns; yield the tensors in it."""
+        """Note the result of a node; yield the tensors in it."""
         if type(value) not in (*_NUMBERS, tuple, list) and not isinstance(value, _FACTS):
             self._values[id(value)] = (value, node)
             if isinstance(value, Tensor):
                 node.meta[ABOUT] = About.of(value)
                 yield value, node
         if isinstance(value, (tuple, list)) and _holds_tensors(value):
-            for place, item in enumerate(value):
+            for index, item in enumerate(value):
                 if _holds_tensors(item):
-                    part = self.graph.call_function(operator.getitem, (node, place))
+                    part = self.graph.call_function(operator.getitem, (node, index))
                     yield from self._bind(item, part)
 
     def _named(self, value: Any, trusted: bool) -> Any:
-        """An argument with nodes in place of tensors."""
+        """Return an argument with nodes in place of tensors."""
         if isinstance(value, Tensor) or id(value) in self._values:
             return self.node_of(value)
         if type(value) in (tuple, list):
@@ -314,11 +315,11 @@ class Recorder(TorchFunctionMode):
         """Return the node of a tensor or graph.
 
         Raises:
-            NotComparable: if nothing that was recorded has made it.
+            NotComparable: if no recorded function has returned it.
         """
-        known = self._values.get(id(value))
-        if known is not None:
-            return known[1]
+        entry = self._values.get(id(value))
+        if entry is not None:
+            return entry[1]
         if id(value) in self._guard.tensors:
             node = self._constant(value)
             self._values[id(value)] = (value, node)
@@ -335,11 +336,11 @@ class Recorder(TorchFunctionMode):
 
     @property
     def exact(self) -> bool:
-        """Whether what was recorded is for the sizes that it met alone."""
+        """Whether the recording is only valid for sizes of this call."""
         return self._sizes.expected
 
     def finish(self, out: Any) -> None:
-        """Record what the call returns, and let go of the tensors of the call."""
+        """Record the result of the call, and release its tensors."""
         self._record_result(out)
         if self._sizes.read and not self.exact and rounds(self.ran, self._guard.floats):
             self.stop("what it does depends on sizes")
@@ -352,7 +353,7 @@ class Recorder(TorchFunctionMode):
         if self.reason:
             return
         try:
-            self.graph.output(self._left(out))
+            self.graph.output(self._returned(out))
         except NotComparable as error:
             return self.stop(f"its result: {error}")
         for tensor, copy in self._copies:
@@ -364,10 +365,10 @@ class Recorder(TorchFunctionMode):
             if not node.users and node.op.startswith("call") and name in _WITHOUT_EFFECT:
                 self.graph.erase_node(node)
 
-    def _left(self, value: Any) -> Any:
-        """What leaves the call, with copies of what it borrowed."""
+    def _returned(self, value: Any) -> Any:
+        """Return the nodes of a result, with copies of shared tensors."""
         if type(value) in (tuple, list):
-            return type(value)(map(self._left, value))
+            return type(value)(map(self._returned, value))
         node = self._named(value, False)
         if isinstance(value, Tensor):
             memory = memory_of(value)
@@ -377,7 +378,7 @@ class Recorder(TorchFunctionMode):
 
 
 def _integers(value: Any) -> Any:
-    """Arguments with plain integers in place of sizes that vary."""
+    """Return arguments with plain integers in place of sizes that vary."""
     if type(value) is Dim:
         return int(value)
     if type(value) is dict:
@@ -388,7 +389,7 @@ def _integers(value: Any) -> Any:
 
 
 def _is_fact(function: Any, name: str) -> bool:
-    """Whether a function asks for what arguments of one kind have in common."""
+    """Whether a function reads a property that the signature of the arguments fixes."""
     if asks(function) or name in _ASKED:
         return True
     if name == "__get__":

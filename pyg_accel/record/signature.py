@@ -14,7 +14,7 @@ __all__ = ["LEAST", "Signature"]
 _EXACT = (type(None), bool, type(Ellipsis))
 _EQUAL = (int, float, str)
 _SEQUENCES = (tuple, list)
-LEAST = 2  # a dimension of size 0 or 1 is never one that differs between calls
+LEAST = 2  # sizes 0 and 1 never vary, as they broadcast: torch.compile fixes them too
 
 
 class Signature:
@@ -23,11 +23,10 @@ class Signature:
     Args:
         args: of a call.
         kwargs: of a call.
-        other: of another call, whose sizes may be others: a size that differs between the two may
-            be any.
+        other: of another call. Sizes that differ between the two may be any.
 
     Raises:
-        NotComparable: if an argument is no tensor, number or tuple of these.
+        NotComparable: if an argument is not a tensor, a number or a tuple of these.
     """
 
     def __init__(
@@ -38,12 +37,12 @@ class Signature:
         self.shapes: list[tuple[int | None, ...]] = [tuple(t.shape) for t in tensors]
         if other is not None:
             pairs = zip(self.shapes, other.shapes, strict=True)
-            self.shapes = [tuple(map(_common, mine, others)) for mine, others in pairs]
+            self.shapes = [tuple(map(_common, shape, others)) for shape, others in pairs]
         self.dynamic = any(None in shape for shape in self.shapes)
         self._example = args, kwargs
 
     def is_like(self, other: "Signature") -> bool:
-        """Whether arguments differ in sizes alone, if at all."""
+        """Whether arguments are equal up to sizes."""
         return self.key == other.key
 
     def leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
@@ -51,7 +50,7 @@ class Signature:
         return [*_tensors(args), *_tensors(tuple(kwargs.values()))]
 
     def compiled(self) -> Callable[[tuple[Any, ...], dict[str, Any]], tuple[Tensor, ...] | None]:
-        """Return a function of a call's arguments that returns their tensors, if it fits them."""
+        """Return a function that returns the tensors of arguments that fit, and None for others."""
         args, kwargs = self._example
         writer = _Writer(self.shapes)
         names = writer.unpack("args", args)
@@ -65,13 +64,13 @@ class Signature:
         tensors = "".join(f"{name}, " for name in names)
         body = "\n    ".join([*writer.lines, f"return ({tensors})"])
         exec(f"def admit(args, kwargs):\n    {body}\n", writer.names)
-        self._example = (), {}  # tensors are not kept
+        self._example = (), {}  # release the tensors
         admit: Any = writer.names["admit"]
         return admit  # type: ignore[no-any-return]
 
 
 class _Writer:
-    """Writes the lines of a function that compares arguments."""
+    """Generates the code of a function that compares arguments."""
 
     def __init__(self, shapes: list[tuple[int | None, ...]]) -> None:
         self.lines: list[str] = []
@@ -81,16 +80,16 @@ class _Writer:
         self._count = 0
 
     def need(self, condition: str) -> None:
-        """Write a condition on which the arguments do not fit."""
+        """Add a condition under which the arguments do not fit."""
         self.lines.append(f"if {condition}: return None")
 
     def unpack(self, source: str, values: Any) -> list[str]:
-        """Write what the items of a sequence must be; return the names of its tensors."""
+        """Add the conditions for the items of a sequence; return the names of its tensors."""
         self.need(f"len({source}) != {len(values)}")
         return [n for i, v in enumerate(values) for n in self.value(f"{source}[{i}]", v)]
 
     def value(self, source: str, value: Any) -> list[str]:
-        """Write what a value must be; return the names of its tensors."""
+        """Add the conditions for a value; return the names of its tensors."""
         name = f"v{self._count}"
         self._count += 1
         self.lines.append(f"{name} = {source}")
@@ -137,12 +136,12 @@ class _Writer:
 
 
 def _common(size: int | None, other: int | None) -> int | None:
-    """A size that two arguments have in common; None if it may be any."""
+    """Return a size that two arguments have in common; None if it may be any."""
     return size if size == other or size is None or size < LEAST else None
 
 
 def _describe(value: Any) -> Iterator[Any]:
-    """Yield what arguments must have in common, but for their sizes."""
+    """Yield a description of arguments without sizes."""
     kind = type(value)
     if kind is Tensor or kind is Parameter:
         yield kind, value.dtype, value.get_device(), value.requires_grad, value.dim()

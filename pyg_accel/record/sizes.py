@@ -1,7 +1,7 @@
-"""The sizes of the tensors of a record that differ between calls: those are computed in each call.
+"""Knows which sizes in a recording differ between calls; programs compute these in each call.
 
-These are sizes of arguments that may be any, the number of edges that a function of the graph
-leaves or a mask selects, and what follows from them.
+They are sizes of arguments that differed between two calls, the number of edges that a function of
+the graph returns or a mask selects, and sizes that follow from them.
 """
 
 import dis
@@ -28,7 +28,7 @@ __all__ = ["Sizes", "asks_for_size", "rounds"]
 
 _SHAPE = (Tensor.size, Tensor.shape.__get__)  # type: ignore[attr-defined]
 _NUMBERS = ("numel", "nelement", "__len__")
-# Functions of torch whose results are as large as the numbers in their arguments tell.
+# Functions of torch whose results have sizes that depend on the values of their arguments.
 _SELECT = frozenset({
     "nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "unique_dim",
     "bincount", "one_hot", "repeat_interleave",
@@ -36,8 +36,8 @@ _SELECT = frozenset({
 # Operators whose results have a row for each target of a graph.
 _REDUCTIONS = ("gspmm", "sampled_spmm", "attention")
 _ROUNDS = frozenset({"int", "round", "ceil", "floor", "trunc", "float", "math", "divmod", "bool"})
-_RENDERED = re.compile(r"_(propagate|edge_updater)_\w+\.py$")  # by PyG, of a user's class
-# Of Python 3.10; later ones have the operator as the argument of one instruction.
+_RENDERED = re.compile(r"_(propagate|edge_updater)_\w+\.py$")  # by PyG, for a user's class
+# In Python 3.10; later versions have one instruction with the operator as its argument.
 _QUOTIENTS = ("BINARY_TRUE_DIVIDE", "INPLACE_TRUE_DIVIDE", "BINARY_POWER", "INPLACE_POWER")
 
 
@@ -47,53 +47,53 @@ def asks_for_size(function: Callable[..., Any]) -> bool:
 
 
 class Sizes:
-    """Knows which dimensions of the tensors of a record differ between calls.
+    """Knows which dimensions of tensors in a recording differ between calls.
 
     Args:
-        exact: the program is one for sizes that code asked for: what it computes of them is known
-            once it was called with others.
+        exact: whether to fix the sizes that code of users reads: after a recording for any sizes
+            was refused, since that code may depend on them.
 
     Attributes:
-        expected: there are such sizes.
-        read: other sizes were asked for by code that is no library's.
+        expected: whether the program expects fixed sizes.
+        read: whether code of users has read sizes that differ between calls.
     """
 
     def __init__(self, *, exact: bool) -> None:
         self._exact, self.expected, self.read = exact, False, False
-        self._known: dict[int, dict[int, Dim]] = {}  # of tensors by identity, by dimension
+        self._varying: dict[int, dict[int, Dim]] = {}  # of tensors by identity, by dimension
 
     def clear(self) -> None:
-        """Let go of all tensors."""
-        self._known.clear()
+        """Release all tensors."""
+        self._varying.clear()
 
     def vary(self, tensor: Tensor, node: fx.Node, dims: Collection[int], least: int = 0) -> None:
-        """Take a note of dimensions whose sizes differ between calls, and are at least so large."""
+        """Note dimensions whose sizes differ between calls, with their lower bound."""
         if dims:
             shape, graph = _shape(tensor), node.graph
-            self._known[id(tensor)] = {
+            self._varying[id(tensor)] = {
                 dim: Dim.of(shape[dim], graph.call_method("size", (node, dim)), least)
                 for dim in dims
             }
 
     def asked(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Return what a function says of the size of a tensor, as integers that are computed."""
+        """Return the sizes that a function reads from a tensor, as a :class:`Dim` if they vary."""
         with torch._C.DisableTorchFunction():
             result, tensor = function(*args, **kwargs), args[0]
-        known, rank, name = self._of(tensor), len(_shape(tensor)), name_of(function)
-        sizes: list[int] = [known.get(dim, size) for dim, size in enumerate(_shape(tensor))]
+        varying, rank, name = self._of(tensor), len(_shape(tensor)), name_of(function)
+        sizes: list[int] = [varying.get(dim, size) for dim, size in enumerate(_shape(tensor))]
         if function in _SHAPE and isinstance(result, int):
             dim = kwargs.get("dim", args[1] if len(args) > 1 else 0)
             sizes = sizes[dim % rank : dim % rank + 1]
         for size in sizes:
             caller = sys._getframe(2).f_code.co_filename
-            # It is torch's own code that asks for the length, of which no size can be computed.
+            # len() returns a plain int, so a Dim is lost; code of torch calls it as well.
             if not isinstance(size, Dim) or (name != "__len__" and is_library_file(caller)):
                 continue
             self.read = True
             if self._exact:
                 self.expected = True
-                same = size.node.graph.call_function(operator.eq, (size.node, int(size)))
-                same.graph.call_function(expect, (same, True))
+                is_equal = size.node.graph.call_function(operator.eq, (size.node, int(size)))
+                is_equal.graph.call_function(expect, (is_equal, True))
         if function in _SHAPE:
             return sizes[0] if isinstance(result, int) else torch.Size(sizes)
         return result if name == "__len__" else prod(sizes)
@@ -101,20 +101,20 @@ class Sizes:
     def _of(self, tensor: Tensor) -> dict[int, int]:
         if isinstance(tensor, EdgeTensor):
             return dict([tensor.edges()])
-        return {**self._known.get(id(tensor), {})}
+        return {**self._varying.get(id(tensor), {})}
 
     def follow(
         self, result: Tensor, node: fx.Node, name: str, args: Any, kwargs: Any, *, derived: bool
     ) -> None:
-        """Find the dimensions of a result that differ between calls.
+        """Note the dimensions of a result that differ between calls.
 
         Args:
             result: of a function.
-            node: computes it.
+            node: the node that computes it.
             name: of the function.
             args: of the call.
             kwargs: of the call.
-            derived: it is made of a graph, and has as many edges as that tells.
+            derived: whether it is derived from a graph, which decides its number of edges.
         """
         shape = _shape(result)
         selected = range(len(shape)) if derived else _selected(name, args, kwargs, len(shape))
@@ -125,37 +125,40 @@ class Sizes:
         varying, fixed = set[int](), {1}
         for value in _leaves([args, kwargs]):
             if isinstance(value, Graph):
-                varying |= {value.num_edges} & {s for k in self._known.values() for s in k.values()}
+                all_varying = {s for dims in self._varying.values() for s in dims.values()}
+                varying |= {value.num_edges} & all_varying
                 fixed |= {value.num_rows, value.num_cols}
             elif isinstance(value, Tensor):
-                known = self._of(value)
+                dims_of_value = self._of(value)
                 for dim, size in enumerate(_shape(value)):
-                    (varying if isinstance(known.get(dim), Dim) else fixed).add(size)
+                    (varying if isinstance(dims_of_value.get(dim), Dim) else fixed).add(size)
             else:
                 (varying if isinstance(value, Dim) else fixed).add(int(value))
         if varying:
             dims = [d for d, size in enumerate(shape) if size in varying or size not in fixed]
-            if name in _REDUCTIONS and kwargs.get("reduce") != "none":  # not as long as the edges
+            if (
+                name in _REDUCTIONS and kwargs.get("reduce") != "none"
+            ):  # rows are targets, not edges
                 dims = [d for d in dims if d or _rows_vary(node)]
             self.vary(result, node, dims)
 
 
 def rounds(codes: Iterable[CodeType], floats: Collection[str]) -> bool:
-    """Return whether code may make the same of sizes that differ: it rounds, or compares floats.
+    """Return whether code may depend on sizes in a way that is not recorded.
 
-    A float times a size is no :class:`Dim`, and what becomes of it is not seen.
+    It does if it rounds numbers or compares floats: a float times a size is no :class:`Dim`.
 
     Args:
-        codes: that ran.
+        codes: code objects that ran.
         floats: names by which they may read floats.
     """
-    own = [code for code in codes if not is_library_file(code.co_filename)
-           and not _RENDERED.search(code.co_filename)]  # fmt: skip
-    names = {"", *(name for code in own for name in (*code.co_names, *code.co_freevars))}
+    of_users = [code for code in codes if not is_library_file(code.co_filename)
+                and not _RENDERED.search(code.co_filename)]  # fmt: skip
+    names = {"", *(name for code in of_users for name in (*code.co_names, *code.co_freevars))}
     if not _ROUNDS.isdisjoint(names):
         return True
-    has_floats = not names.isdisjoint(floats) or any(map(_makes_floats, own))
-    return has_floats and any(map(_compares_numbers, own))
+    has_floats = not names.isdisjoint(floats) or any(map(_makes_floats, of_users))
+    return has_floats and any(map(_compares_numbers, of_users))
 
 
 @lru_cache(maxsize=1024)
@@ -183,17 +186,17 @@ def _rows_vary(node: fx.Node) -> bool:
 
 
 def _selected(name: str, args: Any, kwargs: Any, rank: int) -> range:
-    """The dimensions of a result whose sizes the numbers in tensors tell."""
+    """Return the dimensions of a result whose sizes depend on values of tensors."""
     if name in _SELECT or (name == "where" and len(args) + len(kwargs) == 1):
         return range(rank)
     if name != "__getitem__":
         return range(0)
     masks = (torch.bool, torch.uint8)
     if any(isinstance(t, Tensor) and t.dtype in masks for t in _leaves(args[1:])):
-        place = 0
+        dim = 0
         if isinstance(args[1], tuple) and all(part == slice(None) for part in args[1][:-1]):
-            place = len(args[1]) - 1
-        return range(place, place + 1) if rank > place else range(rank)
+            dim = len(args[1]) - 1
+        return range(dim, dim + 1) if rank > dim else range(rank)
     return range(0)
 
 

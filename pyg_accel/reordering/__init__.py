@@ -1,4 +1,4 @@
-"""Reordering nodes, so that rows with common neighbours are next to one another."""
+"""Reorders nodes so that rows with common neighbours are next to each other."""
 
 import time
 from collections.abc import Iterator
@@ -24,14 +24,14 @@ class Reordered(Generic[G]):
     """A graph in another order, and the way back; ``data, inverse = result`` unpacks it.
 
     Attributes:
-        data: what was passed in, with its nodes renumbered and its edges sorted by target.
-        inverse: [N] int64, the new number of every old node: ``out[inverse]`` puts the rows of a
-            result back where the caller expects them, ``inverse[ids]`` translates node ids.
-        order: [N] int64, the old number of every new node: ``x[order]`` is what ``data`` holds.
-        edge_order: [E] int64, the old place of every new edge.
-        method: what made the order.
-        seconds: how long finding the order took, and applying it.
-        before: locality of the graph as it was.
+        data: the argument, with its nodes renumbered and its edges sorted by target.
+        inverse: [N] int64, the new number of every old node: ``out[inverse]`` has the rows of a
+            result in the old order, ``inverse[ids]`` translates node ids.
+        order: [N] int64, the old number of every new node: ``data`` has ``x[order]``.
+        edge_order: [E] int64, the old position of every new edge.
+        method: the method that found the order.
+        seconds: time to find the order, and to apply it.
+        before: locality of the graph in the old order.
         after: locality of the result.
     """
 
@@ -68,10 +68,9 @@ def reorder(
 ) -> Reordered[G]:
     """Renumber the nodes of a graph so that rows with common neighbours are close to each other.
 
-    Kernels then find the features that they gather in a cache, and rows of a Tensor Core tile share
-    columns (TC-GNN, section 4.1, works on what is there; the order decides how much that is). Train
-    on the result as on any other data: models are equivariant, and ``out[inverse]`` is in the old
-    order.
+    Kernels then find more of the features that they gather in a cache, and rows of a Tensor Core
+    tile share more columns (which TC-GNN, section 4.1, exploits). Train on the result as on any
+    other data: models are equivariant, and ``out[inverse]`` is in the old order.
 
     Args:
         data: a :class:`~torch_geometric.data.Data` or an edge_index [2, E] on any device. Directed
@@ -82,7 +81,7 @@ def reorder(
         num_nodes: number of nodes of an edge_index; by default its largest id + 1.
 
     Returns:
-        The graph in its new order, the inverse permutation, and what was gained.
+        The graph in its new order, the inverse permutation, and the locality before and after.
 
     Raises:
         ValueError: for another type of data, batches, bipartite graphs, unknown methods, and orders
@@ -94,7 +93,7 @@ def reorder(
     graph = Graph.from_edge_index(plain, (size, size))
     start = _now(plain)
     order = order_of(graph, method)
-    found = _now(plain)
+    middle = _now(plain)
     inverse = torch.empty_like(order)
     inverse[order] = torch.arange(size, device=order.device)
     new = Graph.from_edge_index(inverse[plain], (size, size))
@@ -111,7 +110,7 @@ def reorder(
         order=order,
         edge_order=edge_order,
         method=method if isinstance(method, str) else "an order of the caller",
-        seconds=(found - start, end - found),
+        seconds=(middle - start, end - middle),
         before=locality(graph),
         after=locality(new),
     )

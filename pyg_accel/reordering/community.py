@@ -7,19 +7,19 @@ from pyg_accel.reordering.modularity import Level, best_labels, merge
 
 __all__ = ["communities", "community_order"]
 
-GROUPS = 4  # a sweep moves the nodes in this many turns: neighbours rarely move at once
+GROUPS = 4  # a sweep moves nodes in this many groups: few neighbours move at the same time
 SWEEPS = 16
-SETTLED = 0.002  # a level ends when a sweep moves no more than this share of its nodes
+SETTLED = 0.002  # a level ends when a sweep moves at most this share of its nodes
 LEVELS = 12
-_HASH = 0x9E3779B1  # 2**32 over the golden ratio: neighbouring numbers land far apart
+_HASH = 0x9E3779B1  # 2**32 over the golden ratio: maps neighbouring numbers far apart
 
 
 def communities(rowptr: Tensor, col: Tensor) -> list[Tensor]:
-    """Find communities of communities, by Louvain's method with moves made in turns.
+    """Find communities of communities, by a parallel version of Louvain's method.
 
-    Nodes move in turns, a quarter at a time, each seeing where the others were before the turn:
-    that is parallel and gives the same result for any number of threads. Then each community
-    becomes a node, and again, until that gains nothing.
+    A quarter of the nodes moves at a time, each by the communities of the others before: the result
+    is the same for any number of threads. Then each community becomes a node, and so on, as long as
+    modularity increases.
 
     Args:
         rowptr: [N + 1].
@@ -30,28 +30,28 @@ def communities(rowptr: Tensor, col: Tensor) -> list[Tensor]:
         those of the graph), numbered from 0.
     """
     level = Level.of(rowptr, col)
-    found: list[Tensor] = []
-    while len(found) < LEVELS and level.col.numel():
+    levels: list[Tensor] = []
+    while len(levels) < LEVELS and level.col.numel():
         names, labels = torch.unique(_settle(level), return_inverse=True)
         above = merge(level, labels, names.numel())
         if above.modularity <= level.modularity:
             break
-        found.append(labels)
+        levels.append(labels)
         level = above
-    return found
+    return levels
 
 
 def community_order(rowptr: Tensor, col: Tensor) -> Tensor:
-    """Return nodes by community, the largest first, and by falling degree within the smallest ones.
+    """Sort nodes by community, the largest first, and by falling degree within the smallest ones.
 
-    Hubs of a community so share windows of rows, and the columns that most rows have are close.
+    So the hubs of a community share windows of rows, and the most frequent columns are close.
 
     Args:
         rowptr: [N + 1].
         col: [E], undirected and without self-loops.
 
     Returns:
-        [N] int64: the node at every place.
+        [N] int64: the node at every position.
     """
     degree = rowptr.long().diff()
     levels = communities(rowptr, col)
@@ -61,23 +61,23 @@ def community_order(rowptr: Tensor, col: Tensor) -> Tensor:
         strengths.append(above.index_add_(0, labels, strengths[-1]))
     order = torch.argsort(strengths[-1], descending=True, stable=True)
     for labels, strength in zip(reversed(levels), reversed(strengths[:-1]), strict=True):
-        place = torch.empty_like(order)
-        place[order] = torch.arange(order.numel(), device=order.device)
+        position = torch.empty_like(order)
+        position[order] = torch.arange(order.numel(), device=order.device)
         by_strength = torch.argsort(strength, descending=True, stable=True)
-        order = by_strength[torch.argsort(place[labels[by_strength]], stable=True)]
+        order = by_strength[torch.argsort(position[labels[by_strength]], stable=True)]
     return order
 
 
 def _settle(level: Level) -> Tensor:
-    """Move nodes between communities until few gain by it; at first each is one of its own."""
+    """Move nodes between communities until few of them move; at first each node is a community."""
     count = level.num_nodes
     labels = torch.arange(count, device=level.col.device)
     sizes = torch.ones_like(labels)
     group_of = (labels * _HASH >> 7) % GROUPS
-    turns = [(group_of == group).nonzero().flatten() for group in range(GROUPS)]
+    groups = [(group_of == group).nonzero().flatten() for group in range(GROUPS)]
     for _ in range(SWEEPS):
         moved = torch.zeros((), dtype=torch.int64, device=labels.device)
-        for nodes in turns:
+        for nodes in groups:
             new = best_labels(level, labels, sizes, nodes)
             moved += (new != labels[nodes]).sum()
             labels[nodes] = new

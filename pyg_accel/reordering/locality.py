@@ -1,4 +1,4 @@
-"""How well neighbouring rows share columns: what an order of the nodes changes for a kernel."""
+"""Measures how many columns neighbouring rows share, which the order of nodes decides."""
 
 from dataclasses import dataclass
 
@@ -10,8 +10,8 @@ from pyg_accel.graph import Graph
 __all__ = ["Locality", "locality"]
 
 WINDOW = 16  # rows of a Tensor Core tile
-BLOCK = 1024  # rows whose columns should stay in a cache together
-SAMPLE = 1 << 22  # entries looked at for each of the two: windows at even distances
+BLOCK = 1024  # rows whose columns should fit into a cache together
+SAMPLE = 1 << 22  # entries to read for each of the two: windows at even distances
 
 
 @dataclass(frozen=True)
@@ -19,11 +19,11 @@ class Locality:
     """Measures of a graph in its present order.
 
     Attributes:
-        reuse: edges per distinct column in windows of 16 rows: how often a row of X is used by a
-            kernel that fetches it once a window; 1 is worst.
+        reuse: edges per distinct column in windows of 16 rows: how often a kernel uses a row of X
+            that it fetches once per window; 1 is worst.
         gap: mean distance between the ids of neighbouring columns in a row.
         working_set: mean number of distinct columns in 1024 consecutive rows; times the bytes of a
-            row of X, what a cache has to hold for them.
+            row of X, the cache that they need.
     """
 
     reuse: float
@@ -32,7 +32,7 @@ class Locality:
 
 
 def locality(graph: Graph) -> Locality:
-    """Measure a graph; large ones by windows of rows at even distances, 2**22 entries' worth."""
+    """Measure a graph; of large ones, windows of rows at even distances with 2**22 entries."""
     entries, distinct, _ = _distinct(graph, WINDOW)
     _, block_distinct, blocks = _distinct(graph, BLOCK)
     return Locality(
@@ -43,7 +43,7 @@ def locality(graph: Graph) -> Locality:
 
 
 def _distinct(graph: Graph, height: int) -> tuple[int, int, int]:
-    """Return entries, distinct columns a window summed over windows, and the number of windows."""
+    """Return entries, the sum of distinct columns of each window, and the number of windows."""
     windows = -(-graph.num_rows // height)
     step = max(1, -(-graph.num_edges // SAMPLE))
     first = torch.arange(step // 2 if windows > step // 2 else 0, windows, step) * height

@@ -1,7 +1,7 @@
-"""Communities by modularity: the two passes over the edges that Louvain's method is made of.
+"""Communities by modularity: the two passes over the edges of Louvain's method.
 
-Each exists once in C++ for the CPU and once in plain torch for everything else. Both count in
-integers and compare floats that come from the same single operations, so they agree to the bit.
+Each exists in C++ for the CPU and in torch for all other devices. Both count in integers, and
+compare floats that are computed by the same operations, so their results are equal.
 """
 
 from dataclasses import dataclass
@@ -16,13 +16,13 @@ __all__ = ["Level", "best_labels", "merge"]
 
 @dataclass(frozen=True)
 class Level:
-    """An undirected graph without self-loops, whose nodes may stand for many.
+    """An undirected graph without self-loops, whose nodes may be communities.
 
     Attributes:
         rowptr: [N + 1] int64.
-        col: [E] int32 or int64; every edge is there in both directions.
-        weight: [E] int64, how many edges an entry stands for; None where each is one.
-        strength: [N] int64, edges of each node, those inside of it included.
+        col: [E] int32 or int64; with every edge in both directions.
+        weight: [E] int64, number of edges of an entry; None if all are 1.
+        strength: [N] int64, edges of each node, including those inside of it.
     """
 
     rowptr: Tensor
@@ -32,7 +32,7 @@ class Level:
 
     @classmethod
     def of(cls, rowptr: Tensor, col: Tensor) -> "Level":
-        """Return the level of a graph, where every node stands for itself."""
+        """Return the first level of a graph."""
         rowptr = rowptr.long()
         return cls(rowptr, col, None, rowptr.diff())
 
@@ -43,7 +43,7 @@ class Level:
 
     @property
     def modularity(self) -> float:
-        """Share of the edges inside of nodes, less what it would be by chance."""
+        """The share of edges inside of nodes, minus the expected share in a random graph."""
         total = float(self.strength.sum())
         between = self.col.numel() if self.weight is None else int(self.weight.sum())
         chance = (self.strength.double() / total).square().sum()
@@ -56,17 +56,17 @@ class Level:
 
 
 def best_labels(level: Level, labels: Tensor, sizes: Tensor, nodes: Tensor) -> Tensor:
-    """Return the community that each of some nodes should be in, all others staying where they are.
+    """Return the best community of each of some nodes, if no other node moves.
 
-    It is the one of largest gain in modularity, ``2m w(v, c) - k(v) K(c)``, among those of the
-    neighbours and its own; of equal ones the own, then the one of smallest number. A node that is
-    alone moves to another that is alone only if that has the smaller number: of two that want to
-    join each other at once, one stays.
+    It is the one with the largest gain in modularity, ``2m w(v, c) - k(v) K(c)``, among those of
+    its neighbours and its own; if several are equal its own, then the one with the smallest number.
+    A node that is alone only joins another one that is alone if that has the smaller number:
+    otherwise two of them could swap places.
 
     Args:
         level: the graph.
         labels: [N] int64, the community of every node, numbered below N.
-        sizes: [N] int64, nodes in every community.
+        sizes: [N] int64, number of nodes in every community.
         nodes: [M] int64.
 
     Returns:
@@ -81,18 +81,18 @@ def best_labels(level: Level, labels: Tensor, sizes: Tensor, nodes: Tensor) -> T
     edges = float(level.strength.sum())
     own, strength = labels[nodes], level.strength[nodes]
     local, entry = _entries(level.rowptr, nodes)
-    # One key a pair of node and neighbouring community; local ids keep it far below 2**63.
+    # A key for each pair of node and neighbouring community; it is far below 2**63.
     keys = local * level.num_nodes + labels[level.col[entry].long()]
     keys, weight = _count(keys, None if level.weight is None else level.weight[entry])
     local, label = keys // level.num_nodes, keys % level.num_nodes
-    mine = label == own[local]
-    rest = total[label] - torch.where(mine, strength[local], 0)
+    is_own = label == own[local]
+    rest = total[label] - torch.where(is_own, strength[local], 0)
     gain = edges * weight.double() - strength[local].double() * rest.double()
     alone = sizes[own] == 1
     barred = alone[local] & (sizes[label] == 1) & (label > own[local])
     gain = gain.masked_fill(barred, -torch.inf)
     stay = -(strength.double() * (total[own] - strength).double())
-    stay = stay.index_put((local[mine],), gain[mine])
+    stay = stay.index_put((local[is_own],), gain[is_own])
     best = torch.full_like(stay, -torch.inf).scatter_reduce_(0, local, gain, "amax")
     first = torch.where(gain == best[local], label, level.num_nodes)
     winner = torch.full_like(own, level.num_nodes).scatter_reduce_(0, local, first, "amin")
@@ -100,7 +100,7 @@ def best_labels(level: Level, labels: Tensor, sizes: Tensor, nodes: Tensor) -> T
 
 
 def merge(level: Level, labels: Tensor, count: int) -> Level:
-    """Return the graph of communities: one node each, the edges between them added up.
+    """Return the graph with a node for each community, and sums of the edges between them.
 
     Args:
         level: the graph.
@@ -128,16 +128,16 @@ def merge(level: Level, labels: Tensor, count: int) -> Level:
 
 
 def _entries(rowptr: Tensor, nodes: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the place in ``nodes`` and in ``col`` of all entries of some rows."""
+    """Return the positions in ``nodes`` and in ``col`` of all entries of some rows."""
     degree = rowptr[nodes + 1] - rowptr[nodes]
-    places = torch.arange(nodes.numel(), device=nodes.device)
-    local = torch.repeat_interleave(places, degree)
+    positions = torch.arange(nodes.numel(), device=nodes.device)
+    local = torch.repeat_interleave(positions, degree)
     shift = rowptr[nodes] - (degree.cumsum(0) - degree)
     return local, torch.arange(local.numel(), device=nodes.device) + shift[local]
 
 
 def _count(keys: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return every different key once, ascending, and the weights of each added up."""
+    """Return the distinct keys, ascending, and the sum of the weights of each."""
     if weight is None:
         unique, counts = torch.unique_consecutive(keys.sort().values, return_counts=True)
         return unique, counts

@@ -1,4 +1,4 @@
-"""Orders of the nodes: from the structure of a graph to the node at every place."""
+"""Methods that find an order of the nodes of a graph."""
 
 import importlib.util
 from collections.abc import Callable
@@ -11,11 +11,11 @@ from pyg_accel.reordering.community import community_order
 
 __all__ = ["METHODS", "order_of"]
 
-Order = Callable[[Tensor, Tensor], Tensor]  # of rowptr and col of an undirected graph
+Order = Callable[[Tensor, Tensor], Tensor]  # takes rowptr and col of an undirected graph
 
 
 def degree_order(rowptr: Tensor, col: Tensor) -> Tensor:
-    """Return nodes by falling degree, as they come where equal."""
+    """Sort nodes by falling degree; the sort is stable."""
     return torch.argsort(rowptr.diff(), descending=True, stable=True)
 
 
@@ -23,8 +23,8 @@ def cuthill_mckee_order(rowptr: Tensor, col: Tensor) -> Tensor:
     """Return nodes in reverse Cuthill-McKee order, which keeps neighbours at a small distance.
 
     Raises:
-        ImportError: without scipy, whose implementation this is.
-        ValueError: for 2**31 edges and more, which scipy does not take.
+        ImportError: without scipy, which implements it.
+        ValueError: for 2**31 edges and more, which scipy does not support.
     """
     if importlib.util.find_spec("scipy") is None:
         raise ImportError("method 'rcm' needs scipy: pip install scipy")
@@ -43,7 +43,7 @@ def cuthill_mckee_order(rowptr: Tensor, col: Tensor) -> Tensor:
     return torch.from_numpy(order.astype(np.int64)).to(col.device)
 
 
-#: The orders that :func:`pyg_accel.reorder` finds by itself.
+#: The methods of :func:`pyg_accel.reorder`.
 METHODS: dict[str, Order] = {
     "community": community_order,
     "degree": degree_order,
@@ -52,12 +52,12 @@ METHODS: dict[str, Order] = {
 
 
 def order_of(graph: Graph, method: str | Tensor) -> Tensor:
-    """Return the node at every place, [N] int64.
+    """Return the node at every position, [N] int64.
 
     Args:
-        graph: a graph of as many rows as columns; directions, duplicates and self-loops are allowed
-            and do not count: two nodes are neighbours if an edge joins them either way.
-        method: one of :data:`METHODS`, or an order that the caller made.
+        graph: with as many rows as columns. Directions, duplicates and self-loops are ignored: two
+            nodes are neighbours if an edge joins them in either direction.
+        method: one of :data:`METHODS`, or an order.
 
     Raises:
         ValueError: if there is no such method, or the tensor is no permutation.
@@ -70,10 +70,10 @@ def order_of(graph: Graph, method: str | Tensor) -> Tensor:
 
 
 def _checked(order: Tensor, graph: Graph) -> Tensor:
-    places = torch.arange(graph.num_rows, device=graph.device)
-    whole = order.dtype in (torch.int32, torch.int64) and order.shape == places.shape
+    nodes = torch.arange(graph.num_rows, device=graph.device)
+    fits = order.dtype in (torch.int32, torch.int64) and order.shape == nodes.shape
     order = order.to(graph.device, torch.int64)
-    if not whole or not torch.equal(order.sort().values, places):
+    if not fits or not torch.equal(order.sort().values, nodes):
         raise ValueError(f"expected an order to be a permutation of [0, {graph.num_rows})")
     return order
 

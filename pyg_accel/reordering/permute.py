@@ -1,4 +1,4 @@
-"""Carrying out an order: everything that a Data object holds by node, by edge, or as node ids."""
+"""Applies an order to a Data object: attributes of nodes and edges, and node ids."""
 
 import copy
 from collections.abc import Sequence
@@ -68,15 +68,15 @@ def permute_data(
 ) -> D:
     """Return a copy of a Data object whose nodes and edges are in another order.
 
-    PyG's own marks say what an attribute is: ``is_node_attr`` and ``is_edge_attr`` by its size, and
-    ``__inc__`` of num_nodes (``edge_label_index``, ``face``) that it holds node ids.
+    PyG tells what an attribute is: ``is_node_attr`` and ``is_edge_attr`` by its size; those whose
+    ``__inc__`` is the number of nodes (``edge_label_index``, ``face``) have node ids.
 
     Args:
-        data: left as it is.
-        edge_index: the new edge list; not set if ``data`` holds a sparse matrix instead.
+        data: not changed.
+        edge_index: the new edge list; not set if ``data`` has a sparse matrix instead.
         order: [N], the old number of every new node.
         inverse: [N], the new number of every old node.
-        edge_order: [E], the old place of every new edge.
+        edge_order: [E], the old position of every new edge.
     """
     result = copy.copy(data)
     size = order.numel()
@@ -100,8 +100,8 @@ def permute_data(
 
 
 def _holds_node_ids(data: Data, key: str, value: Tensor, size: int) -> bool:
-    whole = value.dtype in (torch.int32, torch.int64) and value.numel() > 0
-    return whole and "batch" not in key and data.__inc__(key, value) == size
+    is_id = value.dtype in (torch.int32, torch.int64) and value.numel() > 0
+    return is_id and "batch" not in key and data.__inc__(key, value) == size
 
 
 def _select(value: Any, order: Tensor, dim: int) -> Any:
@@ -123,6 +123,6 @@ def _permute_matrix(matrix: Any, inverse: Tensor) -> Any:
     (row, col), value = to_edge_index(matrix)
     row, col = inverse[row], inverse[col]
     if isinstance(matrix, SparseTensor):
-        given = value if matrix.has_value() else None
-        return SparseTensor(row=row, col=col, value=given, sparse_sizes=matrix.sizes())
+        values = value if matrix.has_value() else None
+        return SparseTensor(row=row, col=col, value=values, sparse_sizes=matrix.sizes())
     return _REBUILD[matrix.layout](torch.stack([row, col]), value, size=tuple(matrix.shape[:2]))

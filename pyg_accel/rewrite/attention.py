@@ -1,7 +1,8 @@
 """Attention in a recorded graph: which features its scores and its values are computed from.
 
-The softmax of scores is a barrier, what it weighs is not. Scores that are linear in ``X W`` are
-read from ``X (W a)`` where nothing else needs the product (paper, section 5.2).
+No product moves past the softmax, but products move into and out of the values that it weighs.
+Scores that are linear in ``X W`` are computed from ``X (W a)`` where nothing else reads the product
+(paper, section 5.2).
 """
 
 from collections.abc import Collection, Sequence
@@ -22,13 +23,13 @@ _LINEAR = frozenset(("mul", "__mul__", "__rmul__", "sum", "unsqueeze", "view", "
 
 @dataclass(frozen=True)
 class ScoreOperand:
-    """An operand of the scores, or of what is multiplied with the values.
+    """An operand of the formulas of attention, other than the features that it weighs.
 
     Attributes:
         index: in the formulas.
         node: the operand.
-        origin: the features [N, heads, F] that it is made of; None if it is made of others.
-        chain: the nodes that make it of these, in order.
+        origin: the features [N, heads, F] that it is linear in; None if there are none.
+        chain: the nodes that compute it from these features, in order.
     """
 
     index: int
@@ -43,21 +44,21 @@ class Attention:
 
     Attributes:
         score: formula of the scores.
-        value: formula of what is weighed.
-        place: the index of the features in it.
-        features: [N, heads, F], the features themselves.
-        operands: all the others.
+        value: formula of the values.
+        features_index: the index of the features in the values.
+        features: [N, heads, F].
+        operands: all other operands.
     """
 
     score: str
     value: Formula
-    place: int
+    features_index: int
     features: fx.Node
     operands: tuple[ScoreOperand, ...]
 
     @property
     def origins(self) -> tuple[fx.Node, ...]:
-        """The features that scores are made of."""
+        """The features that scores are linear in."""
         return tuple(dict.fromkeys(o.origin for o in self.operands if o.origin is not None))
 
     @property
@@ -67,33 +68,33 @@ class Attention:
 
     def values_of(self, index: int) -> str:
         """The formula of the values, with another index for the features."""
-        own = self.place
-        return str(map_operands(self.value, lambda o: Operand("u", index) if o.index == own else o))
+        old = self.features_index
+        return str(map_operands(self.value, lambda o: Operand("u", index) if o.index == old else o))
 
 
 def read_attention(
     node: fx.Node, score: Any, value: Any, operands: Sequence[fx.Node], split: Collection[fx.Node]
 ) -> Attention | None:
-    """Return what a call of attention does with features in heads; None if it is not linear.
+    """Return how a call of attention reads its features; None if its values are not linear in them.
 
     Args:
         node: the call.
         score: formula of the scores.
-        value: formula of what is weighed.
+        value: formula of the values.
         operands: of the formulas.
-        split: features in heads.
+        split: nodes of features that are split in heads, [N, heads, F].
     """
     value = parse(str(value))
-    place = _features_in(value)
-    if place is None or operands[place] not in split:
+    features = _features_in(value)
+    if features is None or operands[features] not in split:
         return None
     in_score = {o.index for o in operands_of(parse(str(score)))}
-    others = {o.index for o in operands_of(value)} - {place}
+    others = {o.index for o in operands_of(value)} - {features}
     read = [
         _operand(n, operands[n], node, split if n in in_score else ())
         for n in sorted(in_score | others)
     ]
-    return Attention(str(score), value, place, operands[place], tuple(read))
+    return Attention(str(score), value, features, operands[features], tuple(read))
 
 
 def _features_in(value: Formula) -> int | None:
@@ -109,7 +110,7 @@ def _features_in(value: Formula) -> int | None:
 def _operand(
     index: int, node: fx.Node, user: fx.Node, split: Collection[fx.Node]
 ) -> ScoreOperand:  # fmt: skip
-    """Look for the features that an operand is linear in."""
+    """Follow an operand back to the features that it is linear in."""
     chain: list[fx.Node] = []
     inner = node
     while inner not in split:
@@ -123,7 +124,7 @@ def _operand(
 
 
 def _linear_in(node: fx.Node) -> fx.Node | None:
-    """The node that another is linear in, row by row; None if it may be anything else."""
+    """The input that a node is linear in, row by row; None if there is none."""
     if node.op != "call_function" or called(node) not in _LINEAR:
         return None
     source, *others = node.all_input_nodes
@@ -136,10 +137,10 @@ def _linear_in(node: fx.Node) -> fx.Node | None:
         return None
     if called(node) in ("view", "reshape") and shape != source.meta[ABOUT].shape:
         return None
-    alike = all(o.op == "get_attr" and _is_one_row(o.meta[ABOUT].shape, shape) for o in others)
-    return source if alike else None
+    same = all(o.op == "get_attr" and _is_one_row(o.meta[ABOUT].shape, shape) for o in others)
+    return source if same else None
 
 
-def _is_one_row(shape: tuple[int, ...], of: tuple[int, ...]) -> bool:
-    """Whether a factor is the same for all rows of what it is multiplied with."""
-    return len(shape) < len(of) or (len(shape) == len(of) and shape[0] == 1)
+def _is_one_row(shape: tuple[int, ...], result: tuple[int, ...]) -> bool:
+    """Whether a factor is the same for all rows of a result, by their shapes."""
+    return len(shape) < len(result) or (len(shape) == len(result) and shape[0] == 1)

@@ -1,4 +1,4 @@
-"""Writes the graph of a program anew, node by node."""
+"""Builds a new graph of a program, from nodes of the recorded one and others."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -15,9 +15,9 @@ class Edges(NamedTuple):
     """A matrix of edges.
 
     Attributes:
-        graph: where its entries are.
-        weight: [E] or [E, heads], their values; None if they are 1.
-        edge_order: the values are in the order of the edge list, else in that of the CSR.
+        graph: the node of its :class:`~pyg_accel.Graph`.
+        weight: values [E] or [E, heads] of its entries; None if all are 1.
+        edge_order: whether the values are in the order of the edge list, not that of the CSR.
     """
 
     graph: fx.Node
@@ -29,7 +29,7 @@ Value = fx.Node | float | Edges
 
 
 class Builder:
-    """Copies nodes to a new graph, with others between them.
+    """Copies nodes to a new graph, and adds others between them.
 
     Attributes:
         graph: the new graph.
@@ -57,7 +57,7 @@ class Builder:
         Args:
             function: what is called.
             args: of the call, with nodes of either graph.
-            derived: its result is computed once for a graph, unless gradients flow into it.
+            derived: whether its result is stored with the graph, unless gradients flow into it.
             kwargs: of the call.
         """
         args, kwargs = fx.map_arg((args, kwargs), lambda n: self._copies.get(n, n))

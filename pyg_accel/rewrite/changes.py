@@ -1,4 +1,4 @@
-"""Changes in place in a recorded graph: which nodes may be computed later than they were."""
+"""Writes in place in a recorded graph: they decide which nodes may be computed later."""
 
 from torch import fx
 
@@ -9,15 +9,18 @@ __all__ = ["Changes"]
 
 
 class Changes:
-    """Where the memory of nodes is written to, by the order of the graph."""
+    """The position of every node of a graph, and of the last write to every storage."""
 
     def __init__(self, graph: fx.Graph) -> None:
-        self._places = {node: place for place, node in enumerate(graph.nodes)}
-        self._last = {memory: place for node, place in self._places.items()
-                      for memory in node.meta.get(WRITES, ())}  # fmt: skip
+        self._positions = {node: position for position, node in enumerate(graph.nodes)}
+        self._last_write = {
+            memory: position
+            for node, position in self._positions.items()
+            for memory in node.meta.get(WRITES, ())
+        }
 
-    def follow(self, node: fx.Node) -> bool:
-        """Return whether what a node reads, or makes, is changed behind it."""
-        place = self._places[node]
-        known = [facts_of(n) for n in (node, *node.all_input_nodes)]
-        return any(self._last.get(about.memory, -1) > place for about in known if about)
+    def overwritten_after(self, node: fx.Node) -> bool:
+        """Return whether an input or the result of a node is written to by a later node."""
+        position = self._positions[node]
+        facts = [facts_of(n) for n in (node, *node.all_input_nodes)]
+        return any(self._last_write.get(f.memory, -1) > position for f in facts if f)

@@ -15,7 +15,7 @@ WIDTH = 1200  # of a row of trees; a single tree may be wider
 COLOURS = {"chosen": "#1a7f37", "candidate": "#0969da", "pruned": "#8c959f"}
 
 
-def as_svg(found: ModelPlan) -> str:
+def as_svg(model_plan: ModelPlan) -> str:
     """Return a plan as an SVG document."""
     parts: list[str] = []
     top, width = MARGIN, 400
@@ -27,9 +27,9 @@ def as_svg(found: ModelPlan) -> str:
             width = max(width, 2 * MARGIN + CHARACTER * len(line))
             top += 18
 
-    write(title(found))
+    write(title(model_plan))
     write("(in parentheses): computed once, further to the left")
-    for layer in found.layers:
+    for layer in model_plan.layers:
         top += MARGIN
         what = f" = {layer.algebra}" if layer.algebra else f": {'; '.join(layer.reasons)}"
         write(f"{layer.path or 'the layer'}: {layer.layer}{what}", weight="bold")
@@ -75,7 +75,7 @@ def _label(tree: TreePlan) -> str:
 
 
 class _Shape(NamedTuple):
-    """A tree as it is drawn: what is computed once is drawn once."""
+    """A tree as it is drawn: with its repeated parts drawn once, and named after that."""
 
     name: str
     is_leaf: bool
@@ -93,7 +93,7 @@ def _shape(tree: Tree, seen: set[Node]) -> _Shape:
 
 
 def _span(shape: _Shape) -> int:
-    """The width of a drawing, in which no name touches the next."""
+    """Return the width of a drawing in which names do not touch."""
     return max(sum(map(_span, shape.args)), CHARACTER * len(shape.name) + GAP)
 
 

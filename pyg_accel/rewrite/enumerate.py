@@ -1,8 +1,8 @@
 """Every valid association of an expression, by algorithm 1 of the paper.
 
-A product is a chain of factors. Wherever neighbours can be multiplied by a primitive, one new chain
-is made in which their result stands in their place, until one factor is left. Trees are values, so
-those that differ in the order of independent steps only are one tree.
+A product is a chain of factors. For all neighbours that a primitive can multiply, their result
+replaces them in a shorter chain, until one factor is left. Trees are values, so trees that differ
+only in the order of independent steps are equal.
 """
 
 from collections.abc import Iterator
@@ -10,32 +10,25 @@ from dataclasses import replace
 from functools import lru_cache
 from itertools import product
 from math import prod
+from typing import TypeGuard
 
 from pyg_accel.rewrite.equivalents import equivalents
-from pyg_accel.rewrite.ir import (
-    Attend,
-    Expr,
-    Leaf,
-    Map,
-    Product,
-    Sum,
-    leaves_of,
-)
+from pyg_accel.rewrite.ir import Attend, Expr, Leaf, Map, Product, Sum, is_matrix, leaves_of
 from pyg_accel.rewrite.prune import Associations, prune
 from pyg_accel.rewrite.tree import WRITTEN, Node, Tree, is_sparse, leaves_in
 from pyg_accel.rewrite.tree_cost import Assumptions
 
 __all__ = ["associations_of", "enumerate_trees"]
 
-FEW = 12  # trees behind a barrier, from which on they are pruned by themselves
-MOST = 256  # combinations of the terms of one sum; beyond, each term keeps its first and last
+# A sum with more combinations of trees of its terms considers the first and last tree of each only.
+MOST = 256
 
 
 @lru_cache(maxsize=64)
 def associations_of(expr: Expr, assumed: Assumptions) -> Associations:
     """Enumerate and prune; layers that compute the same share the result."""
     trees = enumerate_trees(expr)
-    if assumed.sampled:  # a mean is over the sample: its kernel counts what it takes
+    if assumed.sampled:  # a mean divides by the size of the sample, which its kernel counts
         trees = tuple(t for t in trees if not any(leaf.mean_of for leaf in leaves_in(t)))
     return prune(trees, assumed)
 
@@ -47,16 +40,18 @@ def enumerate_trees(expr: Expr) -> tuple[Tree, ...]:
     diagonals go to the same side each time: all to the features, or all to the edges, whose scaled
     values are then computed once and shared.
     """
-    found: dict[Tree, None] = {}
-    for form in equivalents(expr):
-        for scaling in _scalings(form):
-            for tree in _trees(form, scaling):
-                found.setdefault(_means(tree))
-    return tuple(found)
+    trees = (
+        _means(tree)
+        for form in equivalents(expr)
+        for scaling in _scalings(form)
+        for tree in _trees(form, scaling)
+    )
+    return tuple(dict.fromkeys(trees))
 
 
 def _scalings(expr: Expr) -> tuple[str, ...]:
-    matrices = [leaf.name for leaf in leaves_of(expr) if is_sparse(leaf)]
+    """Return what diagonals may be multiplied with in one tree: rows, entries of edges, or any."""
+    matrices = [leaf.name for leaf in leaves_of(expr) if is_matrix(leaf)]
     repeated = len(set(matrices)) < len(matrices)
     scaled = any(leaf.kind == "diagonal" for leaf in leaves_of(expr))
     return ("rows", "edges") if repeated and scaled else ("any",)
@@ -67,27 +62,26 @@ def _trees(expr: Expr, scaling: str) -> tuple[Tree, ...]:
         case Leaf():
             return (expr,)
         case Product(factors=factors):
-            found: dict[Tree, None] = {}
+            trees: dict[Tree, None] = {}
             for chain in product(*(_trees(f, scaling) for f in factors)):
                 if scaling == "edges":
                     chain = _scale_all(chain)
-                for tree in _associate(chain, scaling, {}):
-                    found.setdefault(tree)
-            return tuple(found)
+                trees |= dict.fromkeys(_associate(chain, scaling, {}))
+            return tuple(trees)
         case Sum(terms=terms):
             return tuple(map(_sum, _combinations(terms, scaling)))
         case Map(name=name, arg=arg, keeps=True, multiplies=multiplies):
-            kept = [
+            compressed = [
                 Node("select", (t,), t.rows, t.cols, "cbsr", name=name, multiplies=multiplies)
                 for t in _trees(arg, scaling)
             ]
-            written = [Node("map", (t,), t.rows, t.cols, name=WRITTEN) for t in kept]
-            return (*kept, *written)
+            dense = [Node("map", (t,), t.rows, t.cols, name=WRITTEN) for t in compressed]
+            return (*compressed, *dense)
         case Map(name=name, arg=arg, free=free):
             heads = 1 if expr.cols_out else None
             return tuple(
                 Node("map", (t,), t.rows, expr.cols, heads=heads or t.heads, name=name, free=free)
-                for t in _behind_a_barrier(_trees(arg, scaling))
+                for t in _trees(arg, scaling)
             )
         case Attend(name=name, matrix=matrix, args=args, heads=heads, folds=folds):
             choices = product(*(_trees(a, scaling) for a in args))
@@ -99,41 +93,26 @@ def _trees(expr: Expr, scaling: str) -> tuple[Tree, ...]:
     raise ValueError(f"{expr} was not simplified")
 
 
-def _behind_a_barrier(trees: tuple[Tree, ...]) -> tuple[Tree, ...]:
-    """Leave out what never pays, before the trees of several layers are combined."""
-    if len(trees) <= FEW:
-        return trees
-    weights = {leaf.name for tree in trees for leaf in leaves_in(tree) if leaf.kind == "weight"}
-    data = {leaf.name for tree in trees for leaf in leaves_in(tree) if leaf.kind == "data"}
-    assumptions = (
-        Assumptions(),
-        Assumptions(True, frozenset(weights)),
-        Assumptions(True, frozenset(weights | data)),
-    )
-    promoted = [set(prune(trees, assumed).promoted) for assumed in assumptions]
-    return tuple(t for t in trees if any(t in p for p in promoted))
-
-
 def _combinations(terms: tuple[Expr, ...], scaling: str) -> Iterator[tuple[Tree, ...]]:
-    """The choices for the terms of a sum; terms that differ in names only are treated alike."""
+    """Yield a tree for each term; terms that differ in names only have the same association."""
     options = [tuple(o for o in _trees(t, scaling) if o.kind != "cbsr") for t in terms]
-    alike: dict[str, list[int]] = {}
+    by_form: dict[str, list[int]] = {}
     for number, option in enumerate(options):
-        alike.setdefault(" ".join(_anonymous(t) for t in option), []).append(number)
-    groups = list(alike.values())
+        by_form.setdefault(" ".join(_anonymous(t) for t in option), []).append(number)
+    groups = list(by_form.values())
     counts = [len(options[group[0]]) for group in groups]
     if prod(counts) > MOST:
         options = [tuple(dict.fromkeys((o[0], o[-1]))) for o in options]
         counts = [len(options[group[0]]) for group in groups]
     for choice in product(*(range(n) for n in counts)):
-        picked: dict[int, Tree] = {}
-        for group, which in zip(groups, choice, strict=True):
-            picked |= {number: options[number][which] for number in group}
-        yield tuple(picked[number] for number in range(len(terms)))
+        chosen: dict[int, Tree] = {}
+        for group, index in zip(groups, choice, strict=True):
+            chosen |= {number: options[number][index] for number in group}
+        yield tuple(chosen[number] for number in range(len(terms)))
 
 
 def _anonymous(tree: Tree | None) -> str:
-    """A tree without the names of its leaves."""
+    """Return a tree as text without the names of its leaves."""
     if tree is None:
         return "-"
     if isinstance(tree, Leaf):
@@ -144,24 +123,23 @@ def _anonymous(tree: Tree | None) -> str:
 def _associate(
     chain: tuple[Tree, ...], scaling: str, seen: dict[tuple[Tree, ...], tuple[Tree, ...]]
 ) -> tuple[Tree, ...]:
-    """Algorithm 1 on one chain, remembering chains that other orders have led to."""
+    """Algorithm 1 on one chain, with the results for shorter chains stored in ``seen``."""
     if len(chain) == 1:
         return chain
     if chain not in seen:
-        found: dict[Tree, None] = {}
+        trees: dict[Tree, None] = {}
         for start, length, node in _candidates(chain, scaling):
-            rest = (*chain[:start], node, *chain[start + length :])
-            for tree in _associate(rest, scaling, seen):
-                found.setdefault(tree)
-        seen[chain] = tuple(found)
+            shorter = (*chain[:start], node, *chain[start + length :])
+            trees |= dict.fromkeys(_associate(shorter, scaling, seen))
+        seen[chain] = tuple(trees)
     return seen[chain]
 
 
 def _candidates(chain: tuple[Tree, ...], scaling: str) -> Iterator[tuple[int, int, Node]]:
-    """What can be multiplied now: position, number of factors, result."""
+    """Yield what can be multiplied: position, number of factors, result."""
     for start in range(len(chain) - 1):
         three = chain[start : start + 3]
-        kinds = [_is_vector(t) or 2 * _is_matrix(t) for t in three]
+        kinds = [_is_vector(t) or 2 * is_matrix(t) for t in three]
         if scaling == "any" and kinds == [1, 2, 1]:
             yield start, 3, _scale_edges(*three)
         node = _pair(chain[start], chain[start + 1], scaling)
@@ -173,7 +151,7 @@ def _candidates(chain: tuple[Tree, ...], scaling: str) -> Iterator[tuple[int, in
 
 
 def _pair(left: Tree, right: Tree, scaling: str) -> Node | None:
-    """The primitive for two neighbours, if there is one."""
+    """Return the product of two neighbours, if there is a primitive for it."""
     heads = max(left.heads, right.heads)
     shape = (left.rows, right.cols)
     if left.kind == "diagonal" and right.kind in ("data", "cbsr"):
@@ -185,20 +163,16 @@ def _pair(left: Tree, right: Tree, scaling: str) -> Node | None:
         return Node("gemm", (left, right), *shape, heads=heads)
     if left.kind in ("data", "weight") and right.kind == "weight":
         return Node("gemm", (left, right), *shape, left.kind, heads)
-    if scaling == "any" and _is_vector(left) and _is_matrix(right):
+    if scaling == "any" and _is_vector(left) and is_matrix(right):
         return _scale_edges(left, right, None)
-    if scaling == "any" and _is_matrix(left) and _is_vector(right):
+    if scaling == "any" and is_matrix(left) and _is_vector(right):
         return _scale_edges(None, left, right)
-    # (D A) D would be D A D in two steps: the one step stands for it.
+    # (D A) D is left out: _candidates() yields D A D as one step.
     return None
 
 
-def _is_vector(tree: Tree) -> bool:
+def _is_vector(tree: Tree) -> TypeGuard[Leaf]:
     return isinstance(tree, Leaf) and tree.kind == "diagonal" and not tree.number
-
-
-def _is_matrix(tree: Tree) -> bool:
-    return isinstance(tree, Leaf) and is_sparse(tree)
 
 
 def _scale_edges(left: Tree | None, matrix: Tree, right: Tree | None) -> Node:
@@ -207,34 +181,31 @@ def _scale_edges(left: Tree | None, matrix: Tree, right: Tree | None) -> Node:
 
 
 def _scale_all(chain: tuple[Tree, ...]) -> tuple[Tree, ...]:
-    """Give the diagonals beside every matrix of edges to its entries.
+    """Multiply the diagonals beside every matrix of edges into its entries.
 
-    A square between two hops is shared out. What is left over stays with the features.
+    Of a square between two matrices, ``A D² A``, each takes one factor. A diagonal that is no
+    square goes to the matrix on its right.
     """
-    items = list(chain)
+    rest = list(chain)
     result: list[Tree] = []
-    for at, item in enumerate(items):
-        if not (_is_matrix(item)):
+    while rest:
+        item = rest.pop(0)
+        if not is_matrix(item):
             result.append(item)
             continue
-        left: Tree | None = None
-        if result and _is_vector(result[-1]):
-            left = result.pop()
+        left = result.pop() if result and _is_vector(result[-1]) else None
         right: Tree | None = None
-        following = items[at + 1] if at + 1 < len(items) else None
-        if isinstance(following, Leaf) and _is_vector(following):
-            hop = at + 2 < len(items) and is_sparse(items[at + 2])
-            if hop and following.power == 2:
-                right = items[at + 1] = replace(following, power=1)
-            elif not hop:
-                right = following
-                items[at + 1] = Leaf("", "", "", "data")  # taken
+        if rest and _is_vector(diagonal := rest[0]):
+            if len(rest) == 1 or not is_sparse(rest[1]):
+                right = rest.pop(0)
+            elif diagonal.power == 2:
+                right = rest[0] = replace(diagonal, power=1)
         result.append(item if left is None and right is None else _scale_edges(left, item, right))
-    return tuple(r for r in result if r != Leaf("", "", "", "data"))
+    return tuple(result)
 
 
 def _means(tree: Tree) -> Tree:
-    """Let the kernel for means divide by the numbers of entries."""
+    """Replace a sum that is divided by the numbers of entries with a mean, which has a kernel."""
     if isinstance(tree, Leaf):
         return tree
     args = tuple(None if a is None else _means(a) for a in tree.args)

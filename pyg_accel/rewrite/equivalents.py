@@ -1,4 +1,4 @@
-"""Equal forms of an expression: simplified, sums multiplied out, common factors taken out.
+"""Equal forms of an expression: simplified, sums expanded, common factors factored out.
 
 Simplified ones have fewer and larger products (paper, section 3.2). A linear layer after a sum can
 be applied to each of its terms, ``(A X + X) W = A (X W) + X W``; and powers of a matrix need not be
@@ -10,7 +10,6 @@ from dataclasses import replace
 from itertools import product
 
 from pyg_accel.rewrite.ir import (
-    SPARSE,
     Broadcast,
     Expr,
     Leaf,
@@ -18,6 +17,7 @@ from pyg_accel.rewrite.ir import (
     Product,
     Sum,
     is_bias,
+    is_matrix,
     leaves_of,
     map_children,
     product_of,
@@ -29,22 +29,23 @@ __all__ = ["equivalents", "merge", "simplify"]
 
 
 def equivalents(expr: Expr) -> tuple[Expr, ...]:
-    """Return the expression and those equal to it, simplified and without repetitions."""
+    """Return the distinct simplified forms of an expression."""
     plain = simplify(expr)
     if not any(leaf.kind == "weight" for leaf in leaves_of(plain)):
-        return (merge(plain),)  # there is nothing to multiply first
-    out = distribute(plain)
-    return tuple(dict.fromkeys(merge(simplify(e)) for e in (plain, out, factor(out))))
+        return (merge(plain),)  # no product gets smaller in another form
+    expanded = distribute(plain)
+    forms = (plain, expanded, factor(expanded))
+    return tuple(dict.fromkeys(merge(simplify(form)) for form in forms))
 
 
 def simplify(expr: Expr) -> Expr:
-    """Turn row broadcasts into diagonal factors; leave one level of products and of sums.
+    """Turn row broadcasts into diagonal factors, and flatten nested products and sums.
 
-    The paper's post-processing (section 3.2): ``d ⊗ (A X)`` is ``D A X``, which any neighbours of
-    ``D`` may be associated with. A vector whose length is no dimension of a sparse matrix of the
-    expression stays a barrier.
+    The paper's post-processing (section 3.2): ``d ⊗ (A X)`` becomes ``D A X``, which can be
+    associated as ``(D A) X`` too. A vector whose length is no dimension of a sparse matrix of the
+    expression remains a map.
     """
-    matrices = [leaf for leaf in leaves_of(expr) if leaf.kind in SPARSE]
+    matrices = [leaf for leaf in leaves_of(expr) if is_matrix(leaf)]
     nodes = {size for matrix in matrices for size in (matrix.rows, matrix.cols)}
 
     def simpler(expr: Expr) -> Expr:
@@ -68,7 +69,7 @@ def simplify(expr: Expr) -> Expr:
 
 
 def _numbers_first(factors: tuple[Expr, ...]) -> tuple[Expr, ...]:
-    """Factors with those that are numbers in front: they commute with all others."""
+    """Move factors that are numbers to the front: they commute with all others."""
     numbers = [f for f in factors if isinstance(f, Leaf) and f.number]
     if not numbers or len(numbers) == len(factors):
         return factors
@@ -78,7 +79,7 @@ def _numbers_first(factors: tuple[Expr, ...]) -> tuple[Expr, ...]:
 
 
 def merge(expr: Expr) -> Expr:
-    """Multiply neighbouring equal diagonals: the D D between two hops of D A D D A D."""
+    """Multiply equal diagonals side by side: ``D A D D A D`` becomes ``D A D² A D``."""
     expr = map_children(expr, merge)
     if not isinstance(expr, Product):
         return expr
@@ -94,7 +95,7 @@ def merge(expr: Expr) -> Expr:
 
 
 def distribute(expr: Expr) -> Expr:
-    """Multiply sums out; one with a bias stays, which is no matrix of the same size."""
+    """Expand products of sums, except sums with a bias: a row, not a matrix of their size."""
     expr = map_children(expr, distribute)
     if isinstance(expr, Product):
         choices = [f.terms if isinstance(f, Sum) and not any(map(is_bias, f.terms)) else (f,)
@@ -107,7 +108,7 @@ def distribute(expr: Expr) -> Expr:
 
 
 def factor(expr: Expr) -> Expr:
-    """Take sparse factors that several terms begin with out of a sum, again and again."""
+    """Factor out, recursively, the sparse factors that several terms of a sum begin with."""
     if not isinstance(expr, Sum):
         return expr if isinstance(expr, (Leaf, Product)) else map_children(expr, factor)
     groups: dict[object, list[Expr]] = {}
@@ -126,26 +127,20 @@ def factor(expr: Expr) -> Expr:
 
 
 def _head(term: Expr) -> tuple[Expr, ...] | None:
-    """The factors of a term up to its first matrix of edges and the diagonals behind that."""
+    """Return the factors of a term up to its first matrix of edges and the diagonals after it."""
     if not isinstance(term, Product):
         return None
     end = 0
     seen = False
     for item in term.factors:
-        if _is_matrix(item) and not seen:
+        if is_matrix(item) and not seen:
             seen = True
         elif not isinstance(item, Leaf) or item.kind != "diagonal":
             break
         end += 1
-    # Behind D A D the next hop begins with a D of its own; so does what follows a bare A.
-    if seen and end < len(term.factors) and _is_matrix(term.factors[end]) and _pair(term, end):
+    if not seen or end == len(term.factors):
+        return None
+    # In D A D D A D, the second D of the pair belongs to the next matrix.
+    if is_matrix(term.factors[end]) and end >= 2 and term.factors[end - 1] == term.factors[end - 2]:
         end -= 1
-    return term.factors[:end] if seen and end < len(term.factors) else None
-
-
-def _pair(term: Product, end: int) -> bool:
-    return end >= 2 and term.factors[end - 1] == term.factors[end - 2]
-
-
-def _is_matrix(item: Expr) -> bool:
-    return isinstance(item, Leaf) and item.kind in SPARSE
+    return term.factors[:end]

@@ -27,9 +27,9 @@ def explain(
     Args:
         model: as for :func:`~pyg_accel.optimize`; or what that returned.
         example_inputs: arguments of a call.
-        train: forward and backward together are to be fast.
-        format: ``"text"``, ``"md"``, or ``"svg"``, a drawing of the best trees; by default what the
-            name of the file ends in, else text.
+        train: optimize the forward and backward pass together.
+        format: ``"text"``, ``"md"``, or ``"svg"``, a drawing of the best trees; by default the
+            suffix of the file, or text.
         file: where to print, or the name of a file to write; standard output by default.
         options: the other arguments of ``optimize``; ``price_all`` is True by default here.
 
@@ -47,26 +47,26 @@ def explain(
         raise ValueError(f"expected 'format' of {', '.join(FORMATS)} (got {format!r})")
     if path is None and file is not None and not callable(getattr(file, "write", None)):
         raise ValueError(f"expected 'file' to be a name or an open file (got {file!r})")
-    found = plan(model, *example_inputs, train=train, **options)
-    text = FORMATS[format](found)
+    model_plan = plan(model, *example_inputs, train=train, **options)
+    text = FORMATS[format](model_plan)
     if path is not None:
         path.write_text(text + "\n", encoding="utf-8")
     else:
         print(text, file=file or sys.stdout)  # type: ignore[arg-type]
-    return found
+    return model_plan
 
 
-def as_markdown(found: ModelPlan) -> str:
+def as_markdown(model_plan: ModelPlan) -> str:
     """Return a plan as Markdown."""
-    lines = [f"# {title(found)}"]
-    for layer in found.layers:
+    lines = [f"# {title(model_plan)}"]
+    for layer in model_plan.layers:
         lines += ["", f"## `{layer.path or 'the layer'}`: {layer.layer}", ""]
         lines += [f"- {fact}" for fact in (*facts(layer), *legend(layer))]
         if layer.trees:
             lines += ["", "| " + " | ".join(HEAD) + " |", "|" + " --- |" * len(HEAD)]
             for tree, *others in map(row, layer.trees):
                 lines.append(f"| `{tree}` | " + " | ".join(others) + " |")
-    return "\n".join([*lines, *unread(found)])
+    return "\n".join([*lines, *unread(model_plan)])
 
 
 FORMATS: dict[str, Callable[[ModelPlan], str]] = {"text": str, "md": as_markdown, "svg": as_svg}

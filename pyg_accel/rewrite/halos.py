@@ -13,21 +13,21 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-__all__ = ["DISTRIBUTED", "EXCHANGES", "Halos", "halos_of"]
+__all__ = ["DISTRIBUTED", "EXCHANGES", "Halos"]
 
 
 class Halos(Protocol):
     """The rows of other processes that the edges of a call read.
 
     Attributes:
-        halo: is the same for calls with the same edges.
+        halo: the same object for calls with the same edges.
     """
 
     @property
     def halo(self) -> Any: ...  # noqa: D102
 
     def stays(self, tensor: Tensor) -> bool:
-        """Return whether a tensor is the same in every call."""
+        """Return whether a tensor is the same object in every call."""
 
     def running(self) -> AbstractContextManager[Any]:
         """Return a context in which the code of a layer runs as in a distributed model."""
@@ -36,23 +36,11 @@ class Halos(Protocol):
         """Return the first reason of any process, or one if they pass different texts."""
 
     def slowest(self, seconds: Sequence[float]) -> list[float]:
-        """Return the longest of the times that all processes expect."""
+        """Return, for each time, the longest that any process predicts."""
 
 
 # Models whose layers read rows of other processes.
 DISTRIBUTED: "weakref.WeakSet[torch.nn.Module]" = weakref.WeakSet()
-# Return the halos for the arguments of a layer, why they cannot be known, or None if no such model
-# runs; one look-up per distributed model.
+# A function for each distributed model; they do the same. It returns the halos for the arguments of
+# a layer, the reason why the layer exchanges rows itself, or None if no distributed model runs.
 EXCHANGES: list[Callable[[Iterable[Any]], Halos | str | None]] = []
-
-
-def halos_of(values: Iterable[Any]) -> Halos | str | None:
-    """Return the halos for the arguments of a layer while a model is distributed; None in others.
-
-    Args:
-        values: the arguments.
-
-    Returns:
-        Text where the layer has to exchange rows by itself: why.
-    """
-    return EXCHANGES[0](values)

@@ -1,13 +1,13 @@
 """Matrix IR: what a layer computes, as products and sums of named matrices (paper, section 3.2).
 
 Data only. An expression is a value: two equal ones are the same matrix, and are computed once. Row
-broadcasts with vectors become diagonal factors (:mod:`.simplification`), so that nothing stands
-between the factors of a product but what really is a barrier: an elementwise map, or attention.
+broadcasts with vectors become diagonal factors (:mod:`.equivalents`), so that only elementwise maps
+and attention separate the factors of a product.
 """
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, get_args
 
 __all__ = [
     "SPARSE",
@@ -21,6 +21,7 @@ __all__ = [
     "Sum",
     "children",
     "is_bias",
+    "is_matrix",
     "leaves_of",
     "map_children",
     "product_of",
@@ -29,7 +30,7 @@ __all__ = [
 ]
 
 Kind = Literal["data", "weight", "bias", "sparse", "weighted", "diagonal"]
-KINDS = ("data", "weight", "bias", "sparse", "weighted", "diagonal")
+KINDS = get_args(Kind)
 SPARSE = ("sparse", "weighted")
 
 
@@ -50,17 +51,17 @@ class Leaf(_Operators):
     """A matrix by name.
 
     Attributes:
-        name: tells it apart.
+        name: unique in an expression.
         rows: symbol of its number of rows: ``N`` targets, ``M`` sources, ``F`` input and ``H``
-            output features (a head).
+            output features (per head).
         cols: symbol of its number of columns.
         kind: dense ``data`` or ``weight``, a ``bias`` row that is added to every row, a matrix of
             edges without values (``sparse``) or with them (``weighted``), or a ``diagonal``.
-        heads: attention heads that its columns come in.
-        power: of a diagonal: how often it was multiplied with itself.
-        number: of a diagonal: it has one value.
-        mean_of: of a diagonal: it divides the rows of this matrix by their number of entries,
-            which the kernel for means does on the way.
+        heads: attention heads, side by side in its columns.
+        power: of a diagonal: its exponent.
+        number: of a diagonal: whether it is a multiple of the identity.
+        mean_of: of a diagonal that divides the rows of a matrix by their number of entries: the
+            name of this matrix. The kernel for means replaces both.
     """
 
     name: str
@@ -131,9 +132,9 @@ class Map(_Operators):
         name: of the function.
         arg: its argument.
         cols_out: symbol of its columns, if they are not those of the argument.
-        free: it is a view, and costs nothing.
-        keeps: it leaves only ``k`` columns of each row, and the others zero (MaxK).
-        multiplies: what it keeps is multiplied with weights as it is stored, where a backend can.
+        free: whether it is a view, and costs nothing.
+        keeps: whether it sets all but ``k`` columns of each row to zero (MaxK).
+        multiplies: whether a backend can multiply the compressed columns with a weight.
     """
 
     name: str
@@ -186,9 +187,9 @@ class Attend(_Operators):
         name: of the function.
         matrix: whose edges.
         args: dense features that the scores are made of, e.g. ``(X W,)``.
-        heads: scores an edge.
-        folds: scores are linear in the args before anything else, so that ``X (W a)`` serves as
-            well as ``(X W) a`` where ``X W`` is of no other use.
+        heads: scores per edge.
+        folds: whether scores first multiply the args with vectors, so that ``(X W) a`` can be
+            computed as ``X (W a)`` where nothing else reads ``X W``.
     """
 
     name: str
@@ -215,7 +216,7 @@ Expr = Leaf | Product | Sum | Map | Broadcast | Attend
 
 
 def children(expr: Expr) -> tuple[Expr, ...]:
-    """Return what an expression is made of, one level down."""
+    """Return the direct parts of an expression."""
     match expr:
         case Product(factors=parts) | Sum(terms=parts):
             return parts
@@ -229,7 +230,7 @@ def children(expr: Expr) -> tuple[Expr, ...]:
 
 
 def map_children(expr: Expr, change: Callable[[Expr], Expr]) -> Expr:
-    """Return an expression with other parts, one level down; vectors and matrices stay."""
+    """Return an expression with its direct parts changed, except vectors and matrices of edges."""
     match expr:
         case Product(factors=parts):
             return Product(tuple(map(change, parts)))
@@ -255,7 +256,7 @@ def sum_of(terms: Iterable[Expr]) -> Expr:
 
 
 def leaves_of(expr: Expr) -> Iterator[Leaf]:
-    """Yield every leaf, in the order of reading; one used twice comes twice."""
+    """Yield every leaf from left to right, with repetitions."""
     if isinstance(expr, Leaf):
         yield expr
     for child in children(expr):
@@ -289,6 +290,11 @@ def verify(expr: Expr) -> None:
         raise ValueError(f"attention over {expr.matrix}, which is not sparse")
     if isinstance(expr, Broadcast) and expr.vector.rows != expr.arg.rows:
         raise ValueError(f"{expr.vector} has not as many elements as {expr.arg} has rows")
+
+
+def is_matrix(expr: object) -> bool:
+    """Whether an expression is a matrix of edges."""
+    return isinstance(expr, Leaf) and expr.kind in SPARSE
 
 
 def is_bias(expr: Expr) -> bool:

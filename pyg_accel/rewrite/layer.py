@@ -1,4 +1,4 @@
-"""Runs the calls of a layer in the fastest order of its products."""
+"""Runs the calls of a layer with its matrix products in the fastest order."""
 
 import weakref
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ from pyg_accel.record.about import ABOUT
 from pyg_accel.record.dims import Unexpected
 from pyg_accel.record.program import LayerProgram
 from pyg_accel.rewrite.builder import Builder
-from pyg_accel.rewrite.halos import EXCHANGES, Halos, halos_of
+from pyg_accel.rewrite.halos import EXCHANGES, Halos
 from pyg_accel.rewrite.lift import NotLifted, Region, regions_of
 from pyg_accel.rewrite.lower import lower
 from pyg_accel.rewrite.nodes import Learning
@@ -32,8 +32,8 @@ from pyg_accel.settings import settings
 
 __all__ = ["RewrittenLayer", "recorded_call"]
 
-UNSEEN = 2  # calls in a row whose graphs are new, after which every call is taken to have a new one
-MOST = 16  # decisions that are shown
+UNSEEN = 2  # after so many calls in a row with a new graph, every call is assumed to have one
+MOST = 16  # decisions that a layer remembers
 _MAXK = (MaxKGCNConv, MaxKSAGEConv, MaxKGINConv)
 
 
@@ -42,12 +42,12 @@ class _Rewritten:
     """What runs for the calls of one program.
 
     Attributes:
-        regions: what it computes.
-        static: arguments were the same tensors as in the call before.
-        fresh: graphs were new in every call.
-        sizes: of arguments that differ between calls, when it was decided: place, dimension, size.
-        program: runs; None if the layer itself does.
-        reason: why that is so.
+        regions: of the graph of the program.
+        static: whether it was decided for features that are the same in every call.
+        fresh: whether it was decided for calls that each have a new graph.
+        sizes: (argument, dimension, size) that it was decided for, where they may differ.
+        program: the rewritten program; None if the layer itself runs.
+        reason: why the layer itself runs.
     """
 
     regions: list[Region]
@@ -57,10 +57,10 @@ class _Rewritten:
     program: LayerProgram | None = None
     reason: str = ""
 
-    def holds(self, leaves: tuple[Tensor, ...]) -> bool:
-        """Whether sizes are near enough to those that were decided for."""
-        for place, dim, size in self.sizes:
-            now = leaves[place].size(dim)
+    def fits(self, leaves: tuple[Tensor, ...]) -> bool:
+        """Whether the sizes of a call are near those that it was decided for."""
+        for argument, dim, size in self.sizes:
+            now = leaves[argument].size(dim)
             if max(now, size) > DRIFT * min(now, size):
                 return False
         return True
@@ -69,13 +69,13 @@ class _Rewritten:
 class RewrittenLayer(torch.nn.Module):
     """What :class:`~pyg_accel.rewrite.optimized.OptimizedModel` runs in place of a layer.
 
-    A call that cannot be lifted is made by the layer itself. It is a module, but part of no model.
+    Calls that cannot be lifted run the layer itself.
 
     Attributes:
         conv: the layer.
         options: of ``optimize()``.
-        decisions: what was decided so far, the latest last.
-        reasons: why calls were left to the layer.
+        decisions: the last decisions, the latest last.
+        reasons: why calls ran the layer itself, and how many.
     """
 
     def __init__(self, conv: MessagePassing, options: Options) -> None:
@@ -85,7 +85,8 @@ class RewrittenLayer(torch.nn.Module):
         self.options = options
         self.decisions: list[Decision] = []
         self.reasons: dict[str, int] = {}
-        self._known: weakref.WeakKeyDictionary[Any, Programs] = weakref.WeakKeyDictionary()
+        # By the halo of the calls; by this object for calls without one.
+        self._recorded: weakref.WeakKeyDictionary[Any, Programs] = weakref.WeakKeyDictionary()
         self._rewritten: dict[LayerProgram, _Rewritten] = {}
         weakref.finalize(self, OverrideHandle({}).remove)
 
@@ -102,41 +103,42 @@ class RewrittenLayer(torch.nn.Module):
         return self._run(args, kwargs)
 
     def decide(self, *args: Any, **kwargs: Any) -> Decision:
-        """Choose an association for a call, whatever was chosen before.
+        """Choose an association for a call again.
 
         Raises:
-            NotLifted: if the layer itself makes such calls.
+            NotLifted: if the layer itself runs for such calls.
         """
-        known = self._programs(self)
-        if find(known, args, kwargs) is None:
+        programs = self._programs(self)
+        if find(programs, args, kwargs) is None:
             self._run(args, kwargs)
-        found = find(known, args, kwargs)
-        rewritten = None if found is None else self._rewritten.get(found[0])
-        if found is None or rewritten is None or rewritten.program is None:
+        match = find(programs, args, kwargs)
+        rewritten = None if match is None else self._rewritten.get(match[0])
+        if match is None or rewritten is None or rewritten.program is None:
             raise NotLifted(next(reversed(self.reasons), "it cannot be recorded"))
-        self._decide(*found, rewritten, None, static=rewritten.static, fresh=rewritten.fresh)
+        self._decide(*match, rewritten, None, static=rewritten.static, fresh=rewritten.fresh)
         return self.decisions[-1]
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        halos = halos_of((*args, *kwargs.values())) if EXCHANGES else None
+        halos = EXCHANGES[0]((*args, *kwargs.values())) if EXCHANGES else None
         if isinstance(halos, str):
             return self._left(halos, args, kwargs)
         if in_force() is not None and isinstance(self.conv, _MAXK):
             return self._left("sampled() does not apply to layers with MaxK", args, kwargs)
-        known = self._programs(self if halos is None else halos.halo)
-        found = find(known, args, kwargs)
-        if found is None:
-            return self._first(known, halos, args, kwargs)
-        program, leaves = found
+        programs = self._programs(self if halos is None else halos.halo)
+        match = find(programs, args, kwargs)
+        if match is None:
+            return self._record(programs, halos, args, kwargs)
+        program, leaves = match
         rewritten = self._rewritten.get(program)
-        if rewritten is None:  # another thread is about to read it
+        if rewritten is None:  # another thread has recorded it, and is still rewriting it
             return self.conv(*args, **kwargs)
         static = _are_static(leaves, halos)
         if rewritten.program is not None:
-            # On several ranks, all decide or none does, and a halo has one size.
+            # A halo has one size, so ranks do not decide again because of sizes: all of them
+            # would have to.
             fresh = halos is None and rewritten.program.unseen > UNSEEN
-            holds = halos is not None or rewritten.holds(leaves)
-            if (static, fresh) != (rewritten.static, rewritten.fresh) or not holds:
+            fits = halos is not None or rewritten.fits(leaves)
+            if (static, fresh) != (rewritten.static, rewritten.fresh) or not fits:
                 self._decide(program, leaves, rewritten, halos, static=static, fresh=fresh)
         if rewritten.program is None:
             return self._left(rewritten.reason, args, kwargs)
@@ -145,44 +147,45 @@ class RewrittenLayer(torch.nn.Module):
             out = rewritten.program.run(*leaves)
         except Unexpected as error:
             if halos is None:
-                return self._first(known, halos, args, kwargs)
-            return self._left(f"sizes of another kind: {error}", args, kwargs)  # on this rank alone
+                return self._record(programs, halos, args, kwargs)
+            # Other ranks may not record this call, which they would have to agree on.
+            return self._left(f"sizes of another kind: {error}", args, kwargs)
         text, backends = rewritten.program.formulas, rewritten.program.backends
         record(type(self.conv).__name__, text, backends, "", perf_counter() - start)
         return out
 
     def _programs(self, owner: Any) -> Programs:
-        """The programs of the calls with a halo, or of those without one, which the layer owns."""
-        known = self._known.get(owner)
-        if known is None or known.changes != settings.changes:
-            for program in known.programs if known is not None else ():
+        """Return the recorded programs of an owner; none after settings have changed."""
+        programs = self._recorded.get(owner)
+        if programs is None or programs.changes != settings.changes:
+            for program in programs.programs if programs is not None else ():
                 self._rewritten.pop(program, None)
-            known = self._known[owner] = Programs(changes=settings.changes)
-        return known
+            programs = self._recorded[owner] = Programs(changes=settings.changes)
+        return programs
 
     def _left(self, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Let the layer itself make a call."""
+        """Run the layer itself."""
         self.reasons[reason] = self.reasons.get(reason, 0) + 1
         start = perf_counter()
         out = self.conv(*args, **kwargs)
-        if not is_active(self.conv):  # else patch() has counted the call
+        if not is_active(self.conv):  # otherwise patch() has counted the call
             record(type(self.conv).__name__, "", "PyG", reason, perf_counter() - start)
         return out
 
-    def _first(
-        self, known: Programs, halos: Halos | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+    def _record(
+        self, programs: Programs, halos: Halos | None, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Make a call of a new kind, and record it."""
+        """Run a call that no program fits: record it, and rewrite the program."""
         refuse_training(self.conv)
-        before = [*known.programs]
+        before = [*programs.programs]
         start = perf_counter()
-        made = recorded_call(known, self.conv, args, kwargs, halos)
-        if isinstance(made, str):
-            return self._left(made, args, kwargs)
-        program, reason = made.program, ""
+        recording = recorded_call(programs, self.conv, args, kwargs, halos)
+        if isinstance(recording, str):
+            return self._left(recording, args, kwargs)
+        program, reason = recording.program, ""
         rewritten = _Rewritten([])
         if program is None:
-            reason = known.reason
+            reason = programs.reason
         else:
             try:
                 rewritten.regions = regions_of(
@@ -193,11 +196,11 @@ class RewrittenLayer(torch.nn.Module):
         if halos is not None:
             text = "; ".join(str(region.expr) for region in rewritten.regions)
             reason = halos.agree(reason, text)
-            if reason:  # no rank makes another attempt alone
-                known.give_up(reason)
+            if reason:  # no rank may record again alone
+                programs.give_up(reason)
                 program = None
         for other in before:
-            if other not in known.programs:
+            if other not in programs.programs:
                 self._rewritten.pop(other, None)
         if program is not None:
             self._rewritten[program] = rewritten
@@ -209,10 +212,10 @@ class RewrittenLayer(torch.nn.Module):
                 self._decide(program, leaves, rewritten, halos, static=static, fresh=False)
         if reason:
             self.reasons[reason] = self.reasons.get(reason, 0) + 1
-        if made.formulas:  # else propagate has counted the call
-            record(type(self.conv).__name__, made.formulas, made.backends, "",
+        if recording.formulas:  # otherwise propagate() has counted the call
+            record(type(self.conv).__name__, recording.formulas, recording.backends, "",
                    perf_counter() - start)  # fmt: skip
-        return made.out
+        return recording.out
 
     def _decide(
         self,
@@ -224,7 +227,7 @@ class RewrittenLayer(torch.nn.Module):
         static: bool,
         fresh: bool,
     ) -> None:
-        """Choose an association for each region of a program, and write the program of these."""
+        """Choose an association for each region of a program, and rewrite the program."""
         text, graph, decisions = rewritten_graph(
             program, rewritten.regions, self.options, leaves, halos, static=static, fresh=fresh
         )
@@ -233,8 +236,10 @@ class RewrittenLayer(torch.nn.Module):
         rewritten.program.unseen = 0 if before is None else before.unseen
         rewritten.static, rewritten.fresh = static, fresh
         rewritten.sizes = tuple(
-            (place, dim, t.size(dim))
-            for place, (t, shape) in enumerate(zip(leaves, program.signature.shapes, strict=True))
+            (argument, dim, t.size(dim))
+            for argument, (t, shape) in enumerate(
+                zip(leaves, program.signature.shapes, strict=True)
+            )
             for dim, size in enumerate(shape) if size is None
         )  # fmt: skip
         self.decisions = [*self.decisions, *decisions][-MOST:]
@@ -250,23 +255,26 @@ def rewritten_graph(
     static: bool = False,
     fresh: bool = False,
 ) -> tuple[str, fx.Graph, list[Decision]]:
-    """Choose an association for each region of a program, and write the graph of these.
+    """Choose an association for each region of a program, and build the graph with these.
 
     Args:
         program: of a call.
         regions: of its graph.
         options: of ``optimize()``.
         leaves: the tensors among the arguments of the call.
-        halos: of the call; all processes decide alike.
-        static: those of them that are the same in every call are known.
-        fresh: every call has a graph of its own.
+        halos: of the call in a distributed model, whose processes decide together.
+        static: whether all its features are the same in every call.
+        fresh: whether every call has a new graph.
 
     Returns:
         The associations as text, the graph, and the decisions.
     """
-    places = [n for n in program.graph.nodes if n.op == "placeholder"]
-    both = zip(places, leaves, strict=True)
-    same = frozenset(n for n, t in both if static and _is_static(t, halos))
+    inputs = [n for n in program.graph.nodes if n.op == "placeholder"]
+    same = frozenset(
+        node
+        for node, tensor in zip(inputs, leaves, strict=True)
+        if static and _is_static(tensor, halos)
+    )
     upstream, learning, values = not torch.is_grad_enabled(), Learning(), _Values(program, leaves)
     decided: dict[fx.Node, Decision] = {}
     for region in regions:
@@ -285,7 +293,7 @@ def rewritten_graph(
         else:
             out = lower(builder, decision.region, decision.choice.tree, decision.assumed.static,
                         cast=cast)  # fmt: skip
-            if len(node.meta[ABOUT].shape) > 2:  # heads, which the layer may view as one row
+            if len(node.meta[ABOUT].shape) > 2:  # the layer may call view() to join the heads
                 out = builder.call(Tensor.contiguous, out)
             builder.replace(node, out)
     text = "; ".join(str(decision.choice.tree) for decision in decided.values())
@@ -293,27 +301,29 @@ def rewritten_graph(
 
 
 def _precisions(program: LayerProgram) -> set[torch.dtype]:
-    """The precisions that meet in a call: the order of products may change that of the result."""
-    given = {n.meta[ABOUT].dtype for n in program.graph.nodes
-             if n.op in ("placeholder", "get_attr") and ABOUT in n.meta}  # fmt: skip
-    cast = {torch.get_autocast_dtype(d) for d in ("cpu", "cuda") if torch.is_autocast_enabled(d)}
-    return {dtype for dtype in given if dtype.is_floating_point} | cast
+    """Return the floating-point dtypes of a call; with several, that of the result may change."""
+    inputs = {n.meta[ABOUT].dtype for n in program.graph.nodes
+              if n.op in ("placeholder", "get_attr") and ABOUT in n.meta}  # fmt: skip
+    autocast = {
+        torch.get_autocast_dtype(d) for d in ("cpu", "cuda") if torch.is_autocast_enabled(d)
+    }
+    return {dtype for dtype in inputs if dtype.is_floating_point} | autocast
 
 
 class _Values:
-    """Computes nodes of the graph of a program for a call."""
+    """The values of nodes of a program in a call, computed as they are asked for."""
 
     def __init__(self, program: LayerProgram, leaves: tuple[Tensor, ...]) -> None:
         self._constants = program.constants
         inputs = [n for n in program.graph.nodes if n.op == "placeholder"]
-        self._known: dict[fx.Node, Any] = dict(zip(inputs, leaves, strict=True))
+        self._values: dict[fx.Node, Any] = dict(zip(inputs, leaves, strict=True))
 
     def of(self, node: fx.Node) -> Any:
         """Return the value of a node."""
-        if node not in self._known:
+        if node not in self._values:
             with torch.no_grad():
-                self._known[node] = self._computed(node)
-        return self._known[node]
+                self._values[node] = self._computed(node)
+        return self._values[node]
 
     def _computed(self, node: fx.Node) -> Any:
         if node.op == "get_attr":
@@ -338,7 +348,7 @@ def _are_static(leaves: tuple[Tensor, ...], halos: Halos | None) -> bool:
 
 @contextmanager
 def forcing() -> Iterator[None]:
-    """Accelerate the calls of this thread inside the block, whatever is patched."""
+    """Accelerate calls in this thread inside the block, even without ``patch()``."""
     before, forced.on = forced.on, True
     try:
         yield
@@ -347,13 +357,13 @@ def forcing() -> Iterator[None]:
 
 
 def recorded_call(
-    known: Programs,
+    programs: Programs,
     conv: MessagePassing,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     halos: Halos | None = None,
 ) -> Attempt | str:
-    """Make a call of a layer and record it, or return why that is not tried."""
+    """Run a call of a layer and record it, or return why it was not tried."""
 
     def make(conv: MessagePassing, *args: Any, **kwargs: Any) -> Any:
         with nullcontext() if halos is None else halos.running():
@@ -362,6 +372,6 @@ def recorded_call(
     before = running.begin(conv)
     try:
         with forcing():
-            return attempt(known, conv, "call", make, args, kwargs)
+            return attempt(programs, conv, "call", make, args, kwargs)
     finally:
         running.end(before)

@@ -21,8 +21,8 @@ class Source(NamedTuple):
     """Where the value of a leaf comes from.
 
     Attributes:
-        emit: writes nodes that compute it.
-        nodes: of the graph that it is computed of.
+        emit: adds nodes that compute it to a new graph, and returns the last.
+        nodes: of the recorded graph that it is computed from.
     """
 
     emit: Emit
@@ -30,7 +30,7 @@ class Source(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """A leaf, where its value comes from, and of a matrix of edges the node of its graph."""
+    """A leaf, where its value comes from, and for a matrix of edges the node of its ``Graph``."""
 
     leaf: Leaf
     source: Source
@@ -38,10 +38,10 @@ class Entry(NamedTuple):
 
 
 class Leaves:
-    """Leaves by what they are, while a graph is read.
+    """The leaves met while a graph is read, each once.
 
     Attributes:
-        exprs: what nodes with features [N, F] or [N, heads, F] are.
+        exprs: for nodes with features [N, F] or [N, heads, F], the expressions that they compute.
     """
 
     def __init__(self, cuts: frozenset[fx.Node]) -> None:
@@ -49,12 +49,12 @@ class Leaves:
         self._cuts = cuts
         self._entries: dict[Any, Entry] = {}
         self._widths: dict[str, int] = {}
-        self._same: dict[str, str] = {}
+        self._aliases: dict[str, str] = {}
         self._read: list[tuple[fx.Node, fx.Node]] = []
         self._dtype = torch.float32
         self._bipartite = False
         self._num_rows = self._num_cols = 0
-        self._exchanges: list[fx.Node] = []  # features with rows of other processes
+        self._exchanges: list[fx.Node] = []  # append rows of other processes to features
 
     def leaf(
         self,
@@ -77,26 +77,28 @@ class Leaves:
             self._entries[key] = Entry(leaf, Source(emit, nodes), graph)
         return self._entries[key].leaf
 
-    def _unite(self, first: str, second: str) -> None:
+    def _equate(self, first: str, second: str) -> None:
+        """Note that two symbols are the same number of columns."""
         first, second = self._root(first), self._root(second)
         if first != second:
-            self._same[second] = first
+            self._aliases[second] = first
 
     def _root(self, symbol: str) -> str:
-        while symbol in self._same:
-            symbol = self._same[symbol]
+        while symbol in self._aliases:
+            symbol = self._aliases[symbol]
         return symbol
 
-    def _emitted(self, leaf: Leaf) -> Source:
+    def _source_of(self, leaf: Leaf) -> Source:
         return next(e.source for e in self._entries.values() if e.leaf is leaf)
 
     def expr_of(self, node: Any, reader: fx.Node, *, exchanged: bool = False) -> Expr | None:
-        """Return features [N, F] as an expression that another node reads.
+        """Return the expression of features [N, F] for a node that reads them.
 
         Args:
             node: the features.
-            reader: reads them.
-            exchanged: they have the rows of other processes, which is no part of the expression.
+            reader: the node that reads them.
+            exchanged: whether they end with rows of other processes. The expression is that of
+                the rows of this process.
         """
         if (about := facts_of(node)) is None or exchanged != (node in self._exchanges):
             return None
@@ -118,7 +120,7 @@ class Leaves:
         return self.leaf(("data", node), base, rows, about.shape[1], "data", lambda b: node, node)
 
     def _is_open(self, node: Any) -> bool:
-        """Whether a node is features that functions of torch may be followed on."""
+        """Whether a node is features [N, F], to which any function of torch may be applied."""
         if node in self.exprs:
             return True
         about = facts_of(node)
@@ -127,15 +129,15 @@ class Leaves:
             and about.shape[1] > 1
         )  # fmt: skip
 
-    def _movable(self, expr: Expr) -> Expr:
-        """Return a sum whose bias is a product and a column of ones, which can be moved."""
+    def _with_bias_as_product(self, expr: Expr) -> Expr:
+        """Return a sum with each bias as ``ones @ row``, so that products distribute over it."""
         if not isinstance(expr, Sum):
             return expr
         terms: list[Expr] = []
         for term in expr.terms:
             if is_bias(term):
                 assert isinstance(term, Leaf)
-                (bias,) = self._emitted(term).nodes
+                (bias,) = self._source_of(term).nodes
                 term = self._ones(expr) @ self._row(bias, term.cols)
             terms.append(term)
         return Sum(tuple(terms))
@@ -147,11 +149,11 @@ class Leaves:
         return self.leaf(("row", bias), "w", "1", cols, "weight", emit, bias)
 
     def _ones(self, like: Expr) -> Leaf:
-        """A column of ones with a row for each of an expression's, which has features in it."""
+        """Return a column of ones with as many rows as an expression has."""
         rows = like.rows
         data = next((x for x in leaves_of(like) if x.kind == "data" and x.rows == rows), None)
         if data is not None:
-            (node,) = self._emitted(data).nodes
+            (node,) = self._source_of(data).nodes
             emit: Emit = lambda b: b.call(ones_like, node)  # noqa: E731
             return self.leaf(("ones", rows, node), f"e{rows}", rows, "1", "data", emit, node)
         matrix = next(x for x in leaves_of(like) if is_sparse(x))
@@ -161,24 +163,24 @@ class Leaves:
         emit = lambda b: b.call(ones_like, graph, dtype)  # noqa: E731
         return self.leaf(("ones", rows), f"e{rows}", rows, "1", "data", emit, graph)
 
-    def _total(self, *parts: Expr) -> Expr:
+    def _sum_of(self, *parts: Expr) -> Expr:
         """Return a sum, biases last."""
         terms = [t for p in parts for t in (p.terms if isinstance(p, Sum) else (p,))]
         terms.sort(key=is_bias)
         for term in terms[1:]:
-            self._unite(terms[0].cols, term.cols)
+            self._equate(terms[0].cols, term.cols)
         return Sum(tuple(terms))
 
-    def _number(self, value: float, expr: Expr) -> Expr:
-        """Return an expression times a number."""
+    def _scaled(self, value: float, expr: Expr) -> Expr:
+        """Return a multiple of an expression."""
         if value == 1:
             return expr
         rows = expr.rows
         leaf = self.leaf(("number", value.hex(), rows), f"{value:.4g}", rows, rows, "diagonal",
                          lambda b: value, number=True)  # fmt: skip
-        return leaf @ self._movable(expr)
+        return leaf @ self._with_bias_as_product(expr)
 
-    def _vector(
+    def _rows_scaled(
         self,
         node: fx.Node,
         expr: Expr,
@@ -187,10 +189,10 @@ class Leaves:
         graph: fx.Node | None = None,
         side: str = "",
     ) -> Expr | None:
-        """Return an expression with its rows multiplied by a vector, or divided.
+        """Return an expression with its rows multiplied or divided by the elements of a vector.
 
-        With a graph, by its elements at one side of the edges: those of nodes that have no edge
-        there take part in no message, whatever they are.
+        With a graph, elements of nodes without an edge on ``side`` are replaced by 1: no message
+        reads them, and they may be infinite or NaN.
         """
         about, rows = facts_of(node), expr.rows
 
@@ -206,9 +208,9 @@ class Leaves:
         if about.shape in ((), (1,), (1, 1)):
             key, graph = key[:4], None
             return self.leaf(key, "c", rows, rows, "diagonal", emit, node, number=True) @ (
-                self._movable(expr)
+                self._with_bias_as_product(expr)
             )
         if about.shape != (size, 1):
             return None
         return Broadcast(self.leaf(key, "d", rows, rows, "diagonal", emit, node),
-                         self._movable(expr))  # fmt: skip
+                         self._with_bias_as_product(expr))  # fmt: skip

@@ -1,17 +1,16 @@
 """Lifting: the products that a recorded call computes, as expressions of the matrix IR.
 
 The graph of a program is read node by node. Linear maps, sums, factors per node, sums and means of
-messages that are linear in features, and attention are a part of an expression; any other function
-ends one. A region is an expression that other code reads, or that the call returns: all of its
-associations compute the node at its root.
+messages that are linear in features, and attention become parts of an expression; any other
+function ends it. A region is an expression whose value other code reads, or that the call returns:
+each of its associations computes that value, the node at the root of the region.
 """
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from inspect import Parameter, signature
-from math import inf
-from typing import Any, NamedTuple
+from inspect import signature
+from typing import Any
 
 import torch
 from torch import fx
@@ -35,25 +34,25 @@ _PRODUCTS = ("gspmm", "sampled_spmm")
 
 
 class NotLifted(Exception):
-    """A layer, or a call of it, that is not rewritten; the text is the reason."""
+    """A layer, or a call of it, cannot be rewritten; the text is the reason."""
 
 
 @dataclass(frozen=True)
 class Region:
-    """Products that are one expression.
+    """A part of a graph that computes one expression.
 
     Attributes:
         expr: the expression.
         root: the node that computes it.
-        sources: of its leaves, by name.
-        graphs: the nodes of the graphs of its matrices of edges, by name.
+        sources: where the values of its leaves come from, by the names of the leaves.
+        graphs: for each matrix of edges, the node of its :class:`~pyg_accel.Graph`, by name.
         attentions: how the scores of attention are computed, by name.
         maps: functions of features, by name.
-        sizes: of the symbols of columns.
-        ones: names of columns of ones.
+        sizes: the numbers of columns that symbols stand for.
+        ones: names of the leaves that are columns of ones.
         sample: arguments of :func:`~pyg_accel.ops.sampled_spmm`, if sums are over samples.
-        exchange: the first node that appends rows of other processes, if they own some of the
-            sources: what is multiplied with a matrix of edges has to get them.
+        exchange: in a distributed model, the first node that fetches rows of other processes:
+            dense factors of a matrix of edges need these rows too.
     """
 
     expr: Expr
@@ -88,10 +87,10 @@ def regions_of(graph: fx.Graph, constants: Mapping[str, Any], layer: str) -> lis
 
 
 class _Reading(Messages):
-    """One reading of a graph.
+    """Reads a graph once, with expressions ending at the ``cuts``.
 
     Attributes:
-        readers: of a node, those whose expressions it is a part of.
+        readers: for each node, those whose expressions contain its expression.
     """
 
     def __init__(
@@ -120,16 +119,16 @@ class _Reading(Messages):
         """Read the nodes in order."""
         for node in self._graph.nodes:
             handler = _HANDLERS.get(called(node)) if node.op[:4] == "call" else None
-            if handler is None or self._changes.follow(node):
+            if handler is None or self._changes.overwritten_after(node):
                 continue
             self._read.clear()
-            # An argument that a handler does not know changes what the function does.
-            known = _PARAMETERS[handler]
-            if len(node.args) >= known.most or not node.kwargs.keys() <= known.names:
+            try:
+                arguments = signature(handler).bind(self, node, *node.args, **node.kwargs)
+            except TypeError:  # an argument without a parameter changes what the function does
                 continue
-            made = handler(self, node, *node.args, **node.kwargs)
-            if made is not None:
-                self.exprs[node] = made
+            expr = handler(*arguments.args, **arguments.kwargs)
+            if expr is not None:
+                self.exprs[node] = expr
                 for inner, outer in self._read:
                     self.readers[inner].add(outer)
 
@@ -142,7 +141,7 @@ class _Reading(Messages):
         }
 
     def regions(self) -> Iterator[Region]:
-        """Yield the regions that have more than one association, or may have."""
+        """Yield the regions that may have more than one association."""
         order = [entry.leaf for entry in self._entries.values()]
         entries = {entry.leaf.name: entry for entry in self._entries.values()}
         for node, expr in self.exprs.items():
@@ -152,29 +151,35 @@ class _Reading(Messages):
             if not sparse or self.readers[node] & node.users.keys() - self._ends(node):
                 continue
             if not others:
-                self._note(f"{self._layer} has no linear layer beside its aggregation")
+                self._set_reason(f"{self._layer} has no linear layer beside its aggregation")
                 continue
-            found = named(expr, order, self._same)
-            known = {new: entries[old] for new, old in found.names.items() if old in entries}
+            renamed = named(expr, order, self._aliases)
+            by_name = {new: entries[old] for new, old in renamed.names.items() if old in entries}
             widths = {self._root(s): n for s, n in self._widths.items()}
+            sizes = {new: widths[old] for old, new in renamed.sizes.items() if old in widths}
+            if "k" in self._widths:
+                sizes["k"] = self._widths["k"]
             yield Region(
-                found.expr, node, {new: e.source for new, e in known.items()},
-                {new: e.graph for new, e in known.items() if e.graph is not None},
-                self._attentions, self._maps,
-                {new: widths[old] for old, new in found.sizes.items() if old in widths}
-                | {s: n for s, n in self._widths.items() if s == "k"},
-                frozenset(n for n, e in known.items() if e.leaf.name[0] == "e"), self._sampling,
-                next(iter(self._exchanges), None),
-            )  # fmt: skip
+                expr=renamed.expr,
+                root=node,
+                sources={name: e.source for name, e in by_name.items()},
+                graphs={name: e.graph for name, e in by_name.items() if e.graph is not None},
+                attentions=self._attentions,
+                maps=self._maps,
+                sizes=sizes,
+                ones=frozenset(n for n, e in by_name.items() if e.leaf.name[0] == "e"),
+                sample=self._sampling,
+                exchange=next(iter(self._exchanges), None),
+            )
 
     def _ends(self, node: fx.Node) -> set[fx.Node]:
-        """The readers of a node that take it for data."""
+        """The readers of a node to which it is a leaf, since expressions end there."""
         return self.readers[node] if node in self._cuts else set()
 
     def _linear(self, node: fx.Node, input: Any, weight: Any, bias: Any = None) -> Expr | None:
-        return self._mapped(node, input, weight, bias, transposed=True)
+        return self._product_with_weight(node, input, weight, bias, transposed=True)
 
-    def _mapped(
+    def _product_with_weight(
         self, node: fx.Node, input: Any, weight: Any, bias: Any, *, transposed: bool
     ) -> Expr | None:
         about = facts_of(weight)
@@ -193,17 +198,17 @@ class _Reading(Messages):
 
         w = self.leaf(("weight", weight, transposed), "W", expr.cols, outer, "weight", emit,
                       weight)  # fmt: skip
-        self._unite(w.rows, expr.cols)
-        out: Expr = self._movable(expr) @ w
+        self._equate(w.rows, expr.cols)
+        out: Expr = self._with_bias_as_product(expr) @ w
         if bias is None:
             return out
-        return self._total(out, self._bias(bias, w.cols))
+        return self._sum_of(out, self._bias(bias, w.cols))
 
     def _bias(self, bias: fx.Node, cols: str) -> Leaf:
         return self.leaf(("bias", bias), "b", "1", cols, "bias", lambda b: bias, bias)
 
     def _matmul(self, node: fx.Node, input: Any, weight: Any) -> Expr | None:
-        return self._mapped(node, input, weight, None, transposed=False)
+        return self._product_with_weight(node, input, weight, None, transposed=False)
 
     def _add(self, node: fx.Node, a: Any, b: Any) -> Expr | None:
         return self._plus(node, a, b, 1.0)
@@ -222,10 +227,10 @@ class _Reading(Messages):
                 left, right = self.expr_of(a, node), self.expr_of(b, node)
                 if left is None or right is None or left.rows != right.rows:
                     return None
-                return self._total(left, self._number(sign, right))
+                return self._sum_of(left, self._scaled(sign, right))
             if second.shape == first.shape[1:] and len(first.shape) == 2 and sign == 1:
                 expr = self.expr_of(a, node)
-                return None if expr is None else self._total(expr, self._bias(b, expr.cols))
+                return None if expr is None else self._sum_of(expr, self._bias(b, expr.cols))
             if first.shape == second.shape[1:] and len(second.shape) == 2 and sign == 1:
                 return self._plus(node, b, a, sign)
         return None
@@ -245,13 +250,13 @@ class _Reading(Messages):
             if inverse and not b:
                 return None
             expr = self.expr_of(a, node)
-            return None if expr is None else self._number(1 / b if inverse else float(b), expr)
+            return None if expr is None else self._scaled(1 / b if inverse else float(b), expr)
         if not isinstance(b, fx.Node) or (about := facts_of(b)) is None or b in self.exprs:
             return None
         if len(facts_of(a).shape) != 2 or about.dtype != facts_of(a).dtype:
             return None
         expr = self.expr_of(a, node)
-        return None if expr is None else self._vector(b, expr, inverse=inverse)
+        return None if expr is None else self._rows_scaled(b, expr, inverse=inverse)
 
     def _negate(self, node: fx.Node, a: Any) -> Expr | None:
         return self._times(node, a, -1.0, inverse=False)
@@ -268,7 +273,9 @@ class _Reading(Messages):
             self._read.append((value, node))
             return self.exprs[value]
         if len(old) == 2 and len(new) == 3 and new[0] == old[0] and value not in self._cuts:
-            if (expr := self._in_heads(self._movable(self.exprs[value]), *new[1:])) is not None:
+            if (
+                expr := self._in_heads(self._with_bias_as_product(self.exprs[value]), *new[1:])
+            ) is not None:
                 self._read.append((value, node))
             return expr
         if len(old) == 3 and new == (old[0], old[1] * old[2]):
@@ -276,20 +283,20 @@ class _Reading(Messages):
         return None
 
     def _in_heads(self, expr: Expr, heads: int, width: int) -> Expr | None:
-        """Return [N, heads x width] as [N, heads, width]: the last weight is in heads."""
+        """Return [N, heads x width] as [N, heads, width], by the same change of the last weight."""
         match expr:
             case Sum(terms=terms):
                 parts = [self._in_heads(t, heads, width) for t in terms]
-                return None if None in parts else self._total(*parts)  # type: ignore[arg-type]
+                return None if None in parts else self._sum_of(*parts)  # type: ignore[arg-type]
             case Product(factors=(*first, Leaf(kind="weight") as last)):
-                source, base = self._emitted(last), last.name.partition("#")[0]
+                source, base = self._source_of(last), last.name.partition("#")[0]
                 leaf = self.leaf(("heads", last.name, heads), base, last.rows, width, "weight",
                                  source.emit, *source.nodes, heads=heads)  # fmt: skip
                 return Product((*first, leaf))
         return None
 
     def _joined(self, node: fx.Node, value: fx.Node, name: str) -> Expr | None:
-        """Return features whose heads are side by side, or averaged."""
+        """Return [N, heads, width] with its heads concatenated or averaged."""
         if value in self._cuts:
             return None
         self._read.append((value, node))
@@ -321,13 +328,11 @@ class _Reading(Messages):
         return self.expr_of(features, node)
 
     def _num_sources(self) -> int:
-        """The number of sources of a graph, by what is gathered of them."""
-        size = self._cols
-        if isinstance(size, int):
-            return size
-        placeholder, dim = size.args
-        found: int = facts_of(placeholder).shape[dim]
-        return found
+        """The number of source nodes, which the graph may read from a shape of an argument."""
+        if isinstance(self._cols, int):
+            return self._cols
+        placeholder, dim = self._cols.args
+        return int(facts_of(placeholder).shape[dim])
 
 
 def _concat(t: torch.Tensor) -> torch.Tensor:
@@ -349,7 +354,7 @@ def _sums(node: fx.Node) -> bool:
 
 
 def _has_known_edges(exchange: fx.Node) -> bool:
-    """Whether the halo is that of an argument, or of edges that a step of the graph registers."""
+    """Whether the edges of a halo are an argument, or come from a step that registers them."""
     halo: Any = exchange.args[0]
     edges = halo.args[0]
     while called(edges) == "getitem":
@@ -369,24 +374,3 @@ _HANDLERS: dict[str, Callable[..., Expr | None]] = {
     "view": _Reading._view, "reshape": _Reading._view, "flatten": _Reading._flatten,
     "mean": _Reading._mean, "exchanged": _Reading._exchanged,
 }  # fmt: skip
-
-
-class _Parameters(NamedTuple):
-    """Of a handler: how many arguments it takes by position at most, and the names of all."""
-
-    most: float
-    names: frozenset[str]
-
-    @classmethod
-    def of(cls, handler: Any) -> "_Parameters":
-        found = [*signature(handler).parameters.values()][1:]
-        kinds = [p.kind for p in found]
-        most = inf if Parameter.VAR_POSITIONAL in kinds else len(found)
-        names = frozenset(p.name for p in found)
-        if Parameter.VAR_KEYWORD in kinds:
-            names |= _SAMPLE
-        return cls(most, names)
-
-
-_SAMPLE = frozenset(("rescale", "width", "strategy"))
-_PARAMETERS = {handler: _Parameters.of(handler) for handler in _HANDLERS.values()}

@@ -32,13 +32,13 @@ def associations(
     Args:
         conv: the layer; it is called once.
         example_inputs: arguments that it is called with; by default features and an edge_index.
-        train: the backward pass counts too.
-        static: the features are the same in every call.
-        upstream: the features have gradients, as those of a hidden layer have.
+        train: whether the backward pass counts too.
+        static: whether the features are the same in every call.
+        upstream: whether the features have gradients, as those of a hidden layer.
         example_kwargs: arguments by name.
 
     Returns:
-        ``all`` trees; the ``promoted`` ones; ``bills``, the primitives of each. Of a layer with
+        ``all`` trees; the ``promoted`` ones; ``bills``, the primitives of each. For a layer with
         several expressions, those of the last.
 
     Raises:
@@ -46,14 +46,14 @@ def associations(
     """
     if not example_inputs and not example_kwargs:
         example_inputs = _examples(conv)
-    known = Programs()
+    programs = Programs()
     handle = OverrideHandle({})
     device = next((t.device for t in example_inputs if isinstance(t, Tensor)), torch.device("cpu"))
     state = ModuleState(conv.modules(), device)
     try:
-        for _ in range(2):  # a layer may keep something in its first call
-            made = recorded_call(known, conv, example_inputs, example_kwargs)
-            program = None if isinstance(made, str) else made.program
+        for _ in range(2):  # a layer may store something in its first call
+            recording = recorded_call(programs, conv, example_inputs, example_kwargs)
+            program = None if isinstance(recording, str) else recording.program
             if program is not None:
                 break
     except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
@@ -62,7 +62,7 @@ def associations(
         handle.remove()
         state.restore()
     if program is None:
-        raise NotLifted(known.reason)
+        raise NotLifted(programs.reason)
     graph = program.graph
     *_, region = regions_of(graph, program.constants, type(conv).__name__)
     same = {n for n in graph.nodes if n.op == "placeholder"} if static else ()
@@ -72,11 +72,12 @@ def associations(
 
 
 def _examples(conv: MessagePassing) -> tuple[Any, ...]:
-    """Features of as many columns as a layer takes, and an edge_index."""
-    inner = (p.size(1) for p in conv.parameters() if p.dim() == 2)  # of a network's first layer
+    """Return features with as many columns as a layer takes, and an edge_index."""
+    inner = (p.size(1) for p in conv.parameters() if p.dim() == 2)  # of the first linear layer
     channels = getattr(conv, "in_channels", None) or next(inner, 8)
     like = next(conv.parameters(), torch.empty(0))
     widths = channels if isinstance(channels, (tuple, list)) else (channels,)
     x = tuple(like.new_ones(4, max(width, 1)) for width in widths)
-    edges = torch.arange(26, device=like.device).view(2, 13) % 4  # no other size is 13
+    # 13 edges: a size that nothing else has.
+    edges = torch.arange(26, device=like.device).view(2, 13) % 4
     return (x if len(x) > 1 else x[0]), edges

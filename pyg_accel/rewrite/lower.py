@@ -1,7 +1,7 @@
 """Lowering: an association tree becomes nodes in the graph of a program.
 
-Every primitive is a call of :mod:`pyg_accel.ops` or of torch. What is the same in every call with
-the same graph is marked as derived, and computed once (:mod:`pyg_accel.record.split`).
+Every primitive is a call of :mod:`pyg_accel.ops` or of torch. What only depends on the graph and
+on static features is marked as derived, and computed once (:mod:`pyg_accel.record.split`).
 """
 
 from operator import getitem
@@ -18,14 +18,7 @@ from pyg_accel.rewrite.attention import Attention
 from pyg_accel.rewrite.builder import Builder, Edges
 from pyg_accel.rewrite.ir import Leaf
 from pyg_accel.rewrite.lift import Region
-from pyg_accel.rewrite.tree import (
-    WRITTEN,
-    Node,
-    Tree,
-    folded_nodes,
-    nodes_of,
-    static_nodes,
-)
+from pyg_accel.rewrite.tree import WRITTEN, Node, Tree, folded_nodes, nodes_of, static_nodes
 
 __all__ = ["lower"]
 
@@ -38,17 +31,17 @@ def lower(
     *,
     cast: bool,
 ) -> fx.Node:
-    """Write the nodes of a tree in front of the root of its region.
+    """Add the nodes of a tree to a new graph.
 
     Args:
-        builder: writes into the graph of the region.
+        builder: of the new graph.
         region: what the tree computes.
         tree: an association of its expression.
         static: leaves that are the same in every call with the same graph.
-        cast: several precisions meet: the result gets that of the root.
+        cast: whether to cast the result to the dtype of the root: several precisions meet.
 
     Returns:
-        What takes the place of the root.
+        The node that replaces the root of the region.
     """
     out = _Lowering(builder, region, tree, static).value(tree)
     assert isinstance(out, fx.Node)
@@ -77,10 +70,10 @@ class _Lowering:
         self._folded = folded_nodes(tree)
         self._values: dict[Tree, Any] = {}
         args = [a for node in nodes_of(tree) for a in node.args]
-        self._lone = {item for item in args if args.count(item) <= 1}
+        self._read_once = {item for item in args if args.count(item) <= 1}
 
     def value(self, item: Tree | None) -> Any:
-        """The node, number or edges that compute an item of the tree."""
+        """Return the node, number or edges that a part of the tree is computed by."""
         if item is None:
             return None
         if item not in self._values:
@@ -123,37 +116,38 @@ class _Lowering:
         return self._call(node, _weighted_spmm, graph, data, weight, reduce, edge_order)
 
     def _exchanged(self, node: Node, data: fx.Node) -> fx.Node:
-        """What a matrix of edges is multiplied with, with the rows of other processes."""
+        """Append rows of other processes to features that a matrix of edges multiplies."""
         if (exchange := self._region.exchange) is None:
             return data
         halo, name, _ = exchange.args
         return self._call(node, exchange.target, halo, name, data)
 
     def _weighed(self, node: Node, matrix: _Weighted, right: Tree, data: fx.Node) -> fx.Node:
-        """Sum up features that attention weighs."""
+        """Sum features with the weights of attention."""
         attention, operands = matrix.attention, dict(matrix.operands)
         if right.heads == 1:  # every head weighs the same features
             data = self._b.call(Tensor.unsqueeze, data, 1)
         same = [n for n in attention.sources if operands[n] is data]
-        place = same[0] if same else attention.place
-        if not same and place in operands:
-            place = max(operands) + 1
-        operands[place] = data
-        given = [operands.get(n, data) for n in range(max(operands) + 1)]
+        index = same[0] if same else attention.features_index
+        if not same and index in operands:
+            index = max(operands) + 1
+        operands[index] = data
+        in_order = [operands.get(n, data) for n in range(max(operands) + 1)]
         out = self._call(node, ops.attention, matrix.edges.graph, attention.score,
-                         attention.values_of(place), given, edge_order=True)  # fmt: skip
+                         attention.values_of(index), in_order, edge_order=True)  # fmt: skip
         return out if node.heads > 1 else self._call(node, Tensor.flatten, out, 1)
 
     def _attend(self, node: Node, matrix: Tree, *args: Tree) -> _Weighted:
         attention = self._region.attentions[node.name]
         operands: dict[int, fx.Node] = {}
-        for place, item in enumerate(args):
-            origin = attention.origins[place]
+        for origin, item in zip(attention.origins, args, strict=True):
             mine = [o for o in attention.operands if o.origin is origin]
             if item in self._folded and isinstance(item, Node):
                 data, weight = (self.value(a) for a in item.args)
-                given = self._b.call(_in_heads, weight, node.heads)
-                parts = [self._b.call(Tensor.flatten, self._chain(o.chain, given), 1) for o in mine]
+                weight = self._b.call(_in_heads, weight, node.heads)
+                parts = [
+                    self._b.call(Tensor.flatten, self._chain(o.chain, weight), 1) for o in mine
+                ]
                 whole = parts[0] if len(parts) == 1 else self._b.call(torch.cat, parts, 1)
                 product = self._b.call(torch.matmul, data, whole)
                 if len(parts) > 1:
@@ -191,14 +185,14 @@ class _Lowering:
         if left.power > 1:
             diagonal = self._call(node, Tensor.pow, diagonal, left.power)
         if not left.number:
-            three = 2 if right.heads > 1 else 1
-            diagonal = self._call(node, Tensor.reshape, diagonal, (-1, *[1] * three))
+            trailing = (1, 1) if right.heads > 1 else (1,)
+            diagonal = self._call(node, Tensor.reshape, diagonal, (-1, *trailing))
         return self._call(node, _scaled if right.kind == "cbsr" else Tensor.mul, data, diagonal)
 
     def _scale_edges(
         self, node: Node, left: Tree | None, matrix: Tree, right: Tree | None
     ) -> Edges:
-        """Multiply the entries of a matrix with diagonals on its sides: one number per edge."""
+        """Multiply the entries of a matrix by diagonals on its left and right."""
         edges: Edges = self.value(matrix)
         operands: list[fx.Node] = []
         formula = ""
@@ -229,7 +223,7 @@ class _Lowering:
         return self._call(node, self._region.maps[node.name], self.value(arg))
 
     def _add(self, node: Node, *args: Tree) -> fx.Node:
-        """Add the terms: products are accumulated by the matrix product itself."""
+        """Add the terms; matrix products among them are accumulated with ``addmm``."""
         total: fx.Node | None = None
         others: list[fx.Node] = []
         products: list[Node] = []
@@ -241,7 +235,7 @@ class _Lowering:
         for item in args:
             if item.kind == "bias":
                 total = plus(total, self.value(item))
-            elif isinstance(item, Node) and item.op == "gemm" and item in self._lone:
+            elif isinstance(item, Node) and item.op == "gemm" and item in self._read_once:
                 left, right = item.args
                 assert left is not None and right is not None
                 if isinstance(left, Leaf) and left.name in self._region.ones:
@@ -291,7 +285,7 @@ def _scaled(data: CBSR, diagonal: Tensor | float) -> CBSR:
 
 
 def _column(diagonal: Tensor, graph: Graph, side: str, power: int) -> Tensor:
-    """A diagonal as an operand at one side of the edges."""
+    """Return a diagonal as an operand [N, 1] at one side of the edges."""
     rows = graph.num_rows if side == "v" else graph.num_cols
     diagonal = diagonal.pow(power) if power > 1 else diagonal
     return (diagonal.expand(rows) if diagonal.numel() == 1 else diagonal).unsqueeze(-1)
@@ -300,7 +294,7 @@ def _column(diagonal: Tensor, graph: Graph, side: str, power: int) -> Tensor:
 def _weighted_spmm(
     graph: Graph, data: Tensor, weight: Tensor, reduce: str, edge_order: bool
 ) -> Tensor:  # fmt: skip
-    """Sum up features [N, F] or [N, heads, F], with weights [E] or [E, heads]."""
+    """Sum features [N, F] or [N, heads, F] of neighbours, with weights [E] or [E, heads]."""
     if weight.dtype != data.dtype and not weight.requires_grad:
         weight = weight.to(data.dtype)
     weight = weight.view(*weight.shape, *[1] * (data.dim() - weight.dim()))

@@ -32,10 +32,10 @@ _HALVES = {torch.bfloat16, torch.float16}
 
 
 class Messages(Leaves):
-    """Reads the sums of messages of one layer.
+    """Reads sums of messages over edges as products.
 
     Attributes:
-        reason: the first reason why a sum of messages is no product.
+        reason: the first reason why a sum of messages is not a product; empty if all are.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Messages(Leaves):
         self._attentions: dict[str, Attention] = {}
         self._sampling: dict[str, Any] | None = None
 
-    def _note(self, reason: str) -> None:
+    def _set_reason(self, reason: str) -> None:
         self.reason = self.reason or reason
 
     def _gspmm(
@@ -65,24 +65,25 @@ class Messages(Leaves):
         formula = self._constants[str(formula.target)] if isinstance(formula, fx.Node) else formula
         if reduce not in ("sum", "mean"):
             if reduce != "none":
-                self._note(f"aggregation by {reduce}")
+                self._set_reason(f"aggregation by {reduce}")
             return None
         if not isinstance(formula, Formula) or not edge_order or not self._is_graph(graph):
             return None
-        found = self._messages(node, graph, formula, operands, mean=reduce == "mean")
-        if found is None:
-            self._note(f"the message of {self._layer} is not linear in its features")
-        return found
+        expr = self._messages(node, graph, formula, operands, mean=reduce == "mean")
+        if expr is None:
+            self._set_reason(f"the message of {self._layer} is not linear in its features")
+        return expr
 
     def _sampled_spmm(
         self, node: fx.Node, graph: fx.Node, x: Any, weight: Any = None, *, reduce: str,
-        edge_order: bool = False, **sample: Any,
+        width: Any, strategy: Any, rescale: Any, edge_order: bool = False,
     ) -> Expr | None:  # fmt: skip
-        """A sum over a sample of each row; all of them are over the same."""
+        """A sum over a sample of the edges of each row; all sums of a layer use one sample."""
+        sample = {"width": width, "strategy": strategy, "rescale": rescale}
         if not edge_order or not self._is_graph(graph) or self._sampling not in (None, sample):
             return None
         if weight is not None and len(facts_of(weight).shape) != 1:
-            self._note("attention over samples of the edges")
+            self._set_reason("attention over samples of the edges")
             return None
         self._sampling = sample
         source = Operand("u", 0)
@@ -91,7 +92,7 @@ class Messages(Leaves):
         return self._messages(node, graph, formula, operands, mean=reduce == "mean")
 
     def _is_graph(self, graph: fx.Node) -> bool:
-        """Whether a graph leads from and to the same nodes as the others."""
+        """Whether the edges of a graph lead from and to the same sets of nodes as the others'."""
         return graph.op == "call_function" and graph.args[1:4] == (
             self._rows, self._cols, self._target,
         )  # fmt: skip
@@ -128,7 +129,7 @@ class Messages(Leaves):
         whole = [part for part in parts if part is not None]
         if len(whole) < len(parts):
             return None
-        return whole[0] if len(whole) == 1 else self._total(*whole)
+        return whole[0] if len(whole) == 1 else self._sum_of(*whole)
 
     def _term(
         self, node: fx.Node, graph: fx.Node, term: Term, operands: Any, *, mean: bool
@@ -147,11 +148,11 @@ class Messages(Leaves):
             return None
         if term.features.side == "v":
             return None if mean else self._targets(graph, term, expr, sides)
-        out: Expr | None = self._movable(expr)
-        if any(self._is_old_copy(value) for value, _ in sides["e"]):
+        out: Expr | None = self._with_bias_as_product(expr)
+        if any(self._is_stale_copy(value) for value, _ in sides["e"]):
             return None
         for vector, inverse in sides["u"]:
-            out = out and self._vector(vector, out, inverse=inverse, graph=graph, side="u")
+            out = out and self._rows_scaled(vector, out, inverse=inverse, graph=graph, side="u")
         if out is None or expr.rows != ("M" if self._bipartite else "N"):
             return None
         weights = sides["e"]
@@ -170,53 +171,53 @@ class Messages(Leaves):
                                   graph, mean_of=matrix.name)  # fmt: skip
                 out = Broadcast(count, out)
         for vector, inverse in sides["v"]:
-            out = out and self._vector(vector, out, inverse=inverse, graph=graph, side="v")
-        return None if out is None else self._number(term.number, out)
+            out = out and self._rows_scaled(vector, out, inverse=inverse, graph=graph, side="v")
+        return None if out is None else self._scaled(term.number, out)
 
-    def _is_old_copy(self, weights: fx.Node) -> bool:
-        """Whether weights [E, 1] are a copy of others that were changed since."""
+    def _is_stale_copy(self, weights: fx.Node) -> bool:
+        """Whether weights [E, 1] are a copy of a tensor that was written to after the copy."""
         return any(
-            facts_of(view).memory != facts_of(base).memory and self._changes.follow(view)
+            facts_of(view).memory != facts_of(base).memory and self._changes.overwritten_after(view)
             for view, base in pairwise(views_of(weights))
         )
 
     def _normalised(self, graph: fx.Node, norm: Normalisation, expr: Expr) -> Expr:
-        """Multiply with GCN's normalised adjacency: both sides are divided by roots of degrees."""
+        """Multiply with GCN's normalised adjacency, ``D^(-1/2) A D^(-1/2)``."""
         dtype = self._dtype
 
         def edges(b: Builder) -> Edges:
             return norm.edges(b, graph)
 
         def roots(b: Builder) -> fx.Node:
-            found = norm.edges(b, graph)
-            return b.call(inverse_roots, graph, found.weight, dtype, derived=True)
+            weight = norm.edges(b, graph).weight
+            return b.call(inverse_roots, graph, weight, dtype, derived=True)
 
         key, kind = ("normalised", graph.args[0]), "sparse" if norm.weight is None else "weighted"
         nodes = (graph,) if norm.weight is None else (graph, norm.weight)
         a = self.leaf(key, "A", "N", "N", kind, edges, *nodes, graph=graph)
         d = self.leaf(("roots", graph.args[0]), "D", "N", "N", "diagonal", roots, *nodes)
-        return Broadcast(d, a @ Broadcast(d, self._movable(expr)))
+        return Broadcast(d, a @ Broadcast(d, self._with_bias_as_product(expr)))
 
     def _targets(
         self, graph: fx.Node, term: Term, expr: Expr, sides: dict[str, list[tuple[fx.Node, bool]]]
     ) -> Expr | None:
-        """Features of the targets, once for each edge of theirs."""
+        """Return features of the targets in messages: their sum is a multiple, by the degree."""
         if sides["u"] or sides["v"] or expr.rows != "N" or self._sampling is not None:
             return None
         matrix, dtype = self._matrix(graph, sides["e"]), self._dtype
-        source = self._emitted(matrix)
+        source = self._source_of(matrix)
 
         def emit(b: Builder) -> fx.Node:
-            found = source.emit(b)
-            assert isinstance(found, Edges)
-            return b.call(degrees, found.graph, found.weight, found.edge_order, dtype,
+            edges = source.emit(b)
+            assert isinstance(edges, Edges)
+            return b.call(degrees, edges.graph, edges.weight, edges.edge_order, dtype,
                           derived=True)  # fmt: skip
 
         leaf = self.leaf(("degree", matrix.name), "D", "N", "N", "diagonal", emit, *source.nodes)
-        return self._number(term.number, Broadcast(leaf, self._movable(expr)))
+        return self._scaled(term.number, Broadcast(leaf, self._with_bias_as_product(expr)))
 
     def _matrix(self, graph: fx.Node, weights: list[tuple[fx.Node, bool]]) -> Leaf:
-        """Return the matrix of the edges, with the products of weights [E, 1]."""
+        """Return the matrix of the edges; its values are the product of weights [E, 1]."""
         columns = "M" if self._bipartite else "N"
         emit, nodes = edges_of(graph, weights)
         kind = "weighted" if weights else "sparse"
@@ -231,14 +232,14 @@ class Messages(Leaves):
         if not edge_order or not self._is_graph(graph):
             return None
         if self._exchanges:
-            self._note(f"on several ranks {self._layer} exchanges halos before its products")
+            self._set_reason(f"on several ranks {self._layer} exchanges halos before its products")
             return None
         split = {
             n for n, e in self.exprs.items() if len(facts_of(n).shape) == 3 and n not in self._cuts
         }
         attention = read_attention(node, score, value, operands, split)
         if attention is None:
-            self._note(f"{self._layer} makes scores or messages of more than its features")
+            self._set_reason(f"{self._layer} makes scores or messages of more than its features")
             return None
         self._dtype = facts_of(node).dtype
         for operand in attention.operands:
@@ -248,7 +249,7 @@ class Messages(Leaves):
         name = f"softmax{len(self._attentions) or ''}"
         self._attentions[name] = attention
         args = tuple(self.exprs[origin] for origin in attention.origins)
-        # Scores of the features themselves are computed in the kernel that weighs them.
+        # Scores that use the features directly are computed in the kernel that sums them.
         folds = all(o.chain for o in attention.operands if o.origin is not None)
         heads = facts_of(node).shape[1]
         attend = Attend(name, self._matrix(graph, []), args, heads, folds)

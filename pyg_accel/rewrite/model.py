@@ -42,26 +42,26 @@ def optimize(
     rounding). Other layers are not rewritten, and :func:`explain` says why.
 
     The result wraps ``model`` as that of ``torch.compile`` does: the code of the model runs, with
-    its parameters, attributes, hooks and modes. ``model`` is unchanged wherever it is called
-    itself.
+    its parameters, attributes, hooks and modes. ``model`` is unchanged when it is called itself.
 
-    The examples are run once, with ``train=True`` with gradients. Buffers, random numbers and what
-    else the model holds are as before afterwards. On small graphs training on a GPU may be faster
-    with backward passes in the calling thread: :class:`torch.autograd.set_multithreading_enabled`.
+    The examples are run once, with gradients if ``train=True``. Buffers, random number generators
+    and other state of the model are restored afterwards. On small graphs, training on a GPU may be
+    faster with :class:`torch.autograd.set_multithreading_enabled` off: backward passes then run in
+    the calling thread.
 
     Args:
         model: any module made of PyG layers, or one layer.
         example_inputs: arguments of a call, e.g. ``x, edge_index``.
-        train: forward and backward together are to be fast; by default forward alone.
+        train: optimize the forward and backward pass together; by default the forward pass alone.
         static: names of arguments that are the same tensors in every call, such as ``("x",)`` for
-            the features of a fixed graph: what a layer aggregates of them is computed once. A
-            change of the tensor is noticed.
-        choose: an association to use in place of the choice: its text, a tree of
-            :func:`~pyg_accel.rewrite.lift`, or a function that returns one of its
-            argument's; for experiments.
+            the features of a fixed graph: a layer aggregates them once. Changes of the tensor are
+            noticed.
+        choose: the association to use, for experiments: its text, a tree of
+            :func:`~pyg_accel.rewrite.associations`, or a function that takes the trees that may be
+            the fastest and returns one.
         cost: a cost model in place of that of the device.
-        price_all: predict the time of every association, also where sizes suffice to choose: what
-            :func:`explain` shows.
+        price_all: predict the time of every association, also where sizes suffice to choose, for
+            :func:`explain` to show.
         example_kwargs: arguments of that call by name.
 
     Returns:
@@ -81,11 +81,11 @@ def optimize(
         raise ValueError("expected a model before distribute(): optimize() it, then distribute it")
     if not any(isinstance(m, MessagePassing) for m in model.modules()):
         raise ValueError(f"{type(model).__name__} has no message passing layer to rewrite")
-    given = _bind(model, example_inputs, example_kwargs)
-    static = _checked(train, static, choose, cost, price_all, given)
-    if any(is_lazy(p) for p in model.parameters()):  # sizes are known after a first call
+    arguments = _bind(model, example_inputs, example_kwargs)
+    static = _checked(train, static, choose, cost, price_all, arguments)
+    if any(is_lazy(p) for p in model.parameters()):  # the first call sets their sizes
         evaluated(model, example_inputs, example_kwargs)
-    example = {name: kinds_of(value) for name, value in given.items()}
+    example = {name: kinds_of(value) for name, value in arguments.items()}
     options = Options(train=train, choose=choose, cost=cost, price_all=price_all)
     fast = OptimizedModel(model, options, static, example)
     evaluated(fast, example_inputs, example_kwargs, learning=train)
@@ -96,19 +96,19 @@ def optimize(
             stacklevel=2,
         )
     if settings.verify:
-        stock, found = (
+        expected, actual = (
             evaluated(m, example_inputs, example_kwargs, learning=train, gradients=train)
             for m in (model, fast)
         )
-        if wrong := differences(stock, found):
+        if wrong := differences(expected, actual):
             raise VerificationError(f"{type(model).__name__}, rewritten: {wrong}")
     return fast
 
 
 def _checked(
-    train: Any, static: Any, choose: Any, cost: Any, price_all: Any, given: Mapping[str, Any]
+    train: Any, static: Any, choose: Any, cost: Any, price_all: Any, arguments: Mapping[str, Any]
 ) -> tuple[str, ...]:
-    """Return the names of the static arguments; refuse options that mean nothing."""
+    """Return the names of the static arguments; refuse invalid options."""
     for name, value in {"train": train, "price_all": price_all}.items():
         if not isinstance(value, bool):
             raise ValueError(f"expected '{name}' to be True or False (got {value!r})")
@@ -117,7 +117,7 @@ def _checked(
         names = ()
     if not isinstance(names, Iterable) or not all(isinstance(n, str) for n in names):
         raise ValueError(f"expected 'static' to be names of arguments (got {_short(static)})")
-    if unknown := [name for name in names if name not in given]:
+    if unknown := [name for name in names if name not in arguments]:
         raise ValueError(f"expected 'static' to name arguments of the model (got {unknown})")
     if not (choose is None or callable(choose) or isinstance(choose, (str, *get_args(Tree)))):
         raise ValueError(f"expected 'choose' to be a text, a tree or a function (got {choose!r})")
@@ -127,7 +127,7 @@ def _checked(
 
 
 def _short(value: Any) -> str:
-    """Text of a wrong argument; tensors are abbreviated."""
+    """Return the text of a wrong argument, without the values of tensors."""
     return type(value).__name__ if isinstance(value, (Tensor, list, tuple)) else repr(value)
 
 

@@ -26,13 +26,13 @@ class Named(NamedTuple):
     sizes: dict[str, str]
 
 
-def named(expr: Expr, order: Sequence[Leaf], same: Mapping[str, str]) -> Named:
+def named(expr: Expr, order: Sequence[Leaf], aliases: Mapping[str, str]) -> Named:
     """Name the leaves of an expression in the order in which the code met them.
 
     Args:
         expr: the expression.
         order: of all leaves; their names are letters and a number: ``W#3``.
-        same: symbols of sizes, and others that are the same.
+        aliases: symbols of sizes, and the symbols that they are equal to.
     """
     used = dict.fromkeys(leaves_of(expr))
     leaves = [leaf for leaf in order if leaf in used]
@@ -40,7 +40,7 @@ def named(expr: Expr, order: Sequence[Leaf], same: Mapping[str, str]) -> Named:
     fresh = iter(_SIZES)
 
     def root(symbol: str) -> str:
-        return root(same[symbol]) if symbol in same else symbol
+        return root(aliases[symbol]) if symbol in aliases else symbol
 
     def name(symbol: str, wanted: str = "") -> None:
         if (symbol := root(symbol)) not in symbols:
@@ -90,7 +90,7 @@ def named(expr: Expr, order: Sequence[Leaf], same: Mapping[str, str]) -> Named:
 
 
 def _in_heads(expr: Expr) -> Expr:
-    """What heads are made one matrix of, in an expression that is."""
+    """Return the argument of the map that joins heads, if the expression ends with one."""
     match expr:
         case Map(arg=arg, cols_out=cols):
             return arg if cols else _in_heads(arg)

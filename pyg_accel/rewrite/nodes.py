@@ -24,14 +24,14 @@ def facts_of(node: Any) -> Any:
 
 
 def features_of(exchange: fx.Node) -> fx.Node:
-    """Return the features of this process that a node sends to others."""
+    """Return the features of this process to which an exchange appends rows of others."""
     _, _, features = exchange.args
     assert isinstance(features, fx.Node)
     return features
 
 
 class Learning:
-    """Which nodes have gradients, by the inputs that they are computed of."""
+    """Which nodes have gradients, by the inputs that they are computed from."""
 
     def __init__(self) -> None:
         self._learns: dict[fx.Node, bool] = {}
@@ -46,7 +46,7 @@ class Learning:
 
 
 def lasts(node: fx.Node) -> bool:
-    """Return whether a node is an argument, a constant, or derived of these once a graph."""
+    """Return whether a node is an argument, a constant, or computed from these once per graph."""
     if node.op in ("placeholder", "get_attr"):
         return True
     derived = DERIVED in node.meta or called(node) in ("getitem", "size")

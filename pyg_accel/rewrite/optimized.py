@@ -20,10 +20,10 @@ __all__ = ["OptimizedModel", "rewritten_layers"]
 
 
 class OptimizedModel(ModelWrapper):
-    """Calls a model, and its layers run the fastest order of their products meanwhile.
+    """Calls a model with rewritten programs in place of its layers.
 
     Attributes, methods, parameters, names and modes are those of the model, which is unchanged
-    wherever it is called itself. Hooks on calls are its own.
+    when it is called itself. Hooks on calls are separate.
 
     Args:
         model: any module.
@@ -41,7 +41,7 @@ class OptimizedModel(ModelWrapper):
         static: tuple[str, ...] = (),
         example: Mapping[str, Any] | None = None,
     ) -> None:
-        """Share what the model holds."""
+        """Share the attributes of the model."""
         layers = _runners(model, options)
         super().__init__(model, _opt_layers=layers, _opt_options=options, _opt_static=static,
                          _opt_example=example, forward=_forward(model, layers, static))  # fmt: skip
@@ -49,7 +49,7 @@ class OptimizedModel(ModelWrapper):
         weakref.finalize(self, uninstall)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Save the model, and what it was made with; decisions are made anew."""
+        """Save the model and the options; decisions are made again."""
         own = vars(self)
         state = {name: own[name] for name in OF_EVERY_MODULE}
         return type(self), (self._original, self._opt_options, self._opt_static,
@@ -57,12 +57,12 @@ class OptimizedModel(ModelWrapper):
 
     def __copy__(self) -> "OptimizedModel":
         """Return another one of the same model."""
-        make, given, _ = self.__reduce__()
-        return make(*given)  # type: ignore[no-any-return]
+        make, args, _ = self.__reduce__()
+        return make(*args)  # type: ignore[no-any-return]
 
     @property
     def unread(self) -> dict[str, str]:
-        """Why no graph of the model's calls can be drawn, if that is so; they run all the same."""
+        """Why the calls of layers cannot be shown, if so; they are rewritten all the same."""
         try:
             read(self._original, self._opt_example or {})
         except Unreadable as reason:
@@ -72,41 +72,41 @@ class OptimizedModel(ModelWrapper):
 
 def rewritten_layers(fast: OptimizedModel) -> dict[str, RewrittenLayer]:
     """Return what runs the layers of an optimised model, by path."""
-    found = {path: fast._opt_layers.get(module) for path, module in fast.named_modules()}
-    return {path: layer for path, layer in found.items() if isinstance(layer, RewrittenLayer)}
+    runners = {path: fast._opt_layers.get(module) for path, module in fast.named_modules()}
+    return {path: layer for path, layer in runners.items() if isinstance(layer, RewrittenLayer)}
 
 
 def _runners(model: torch.nn.Module, options: Options) -> Runners:
-    """What is called in place of layers, but for those inside of layers."""
-    found: dict[torch.nn.Module, Callable[..., Any]] = {}
+    """Return what is called in place of each layer; layers inside of layers run as they are."""
+    runners: dict[torch.nn.Module, Callable[..., Any]] = {}
     todo = [model]
     for module in todo:  # as it grows
         if isinstance(module, MessagePassing):
-            found.setdefault(module, RewrittenLayer(module, options))
+            runners.setdefault(module, RewrittenLayer(module, options))
         elif isinstance(module, OptimizedModel):
-            found.update(module._opt_layers)
+            runners.update(module._opt_layers)
         else:
             todo += module.children()
-    return found
+    return runners
 
 
 def _forward(
     model: torch.nn.Module, layers: Runners, static: tuple[str, ...]
 ) -> Callable[..., Any]:
-    """Return a function that runs a model with its own layers; its signature is the model's."""
+    """Return a ``forward`` with the signature of the model's that replaces its layers."""
 
-    def fixed(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-        given = signature(model.forward).bind_partial(*args, **kwargs).arguments
-        values = [given.get(name) for name in static]
+    def static_tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        arguments = signature(model.forward).bind_partial(*args, **kwargs).arguments
+        values = [arguments.get(name) for name in static]
         return tuple(t for v in values for t in (v if isinstance(v, (tuple, list)) else (v,)))
 
     @functools.wraps(model.forward)
     def forward(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling() and not EXCHANGES:
-            return model(*args, **kwargs)  # layers run as they are
+            return model(*args, **kwargs)  # compile the layers as they are
         before = RUNNING.layers, RUNNING.static
         RUNNING.layers = layers
-        RUNNING.static = fixed(args, kwargs) if static else ()
+        RUNNING.static = static_tensors(args, kwargs) if static else ()
         try:
             return model(*args, **kwargs)
         finally:

@@ -1,7 +1,6 @@
-"""Replaces ``__call__`` of layers while an optimised model runs: the one override of this folder.
+"""Replaces ``MessagePassing.__call__`` for as long as there are optimised models.
 
-``__call__`` of layers is replaced for as long as there are optimised models. A layer that is called
-by anything else is called as ever.
+Only inside of a call of an optimised model does the replacement change what a layer does.
 """
 
 import threading
@@ -20,12 +19,12 @@ Runners = Mapping[torch.nn.Module, Callable[..., Any]]
 
 
 class Running(threading.local):
-    """What an optimised model runs in this thread.
+    """The optimised model that runs in this thread.
 
     Attributes:
-        layers: what is called in place of layers; empty inside of such a call, None outside of
+        layers: what to call in place of its layers; empty inside of such a call, None outside of
             optimised models.
-        static: tensors that are the same in every call.
+        static: its arguments that are the same tensors in every call.
     """
 
     layers: Runners | None = None
@@ -36,8 +35,8 @@ RUNNING = Running()
 
 _lock = threading.Lock()
 _models = 0
-# What made the last call of a layer, if that was an optimised model: a checkpoint repeats the call
-# in the backward pass, where no model runs, and has to get the same.
+# What ran the last call of a layer in an optimised model. Activation checkpointing repeats the call
+# in the backward pass, outside of the model, and has to get the same result.
 _last: "weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[Any]]" = weakref.WeakKeyDictionary()
 
 

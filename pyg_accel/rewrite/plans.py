@@ -1,10 +1,8 @@
-"""What was decided for a model, layer by layer, as data and as text."""
+"""The decisions for a model, layer by layer, as data and as text."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
-from io import StringIO
 from itertools import zip_longest
 from textwrap import wrap
 from typing import Any
@@ -36,12 +34,12 @@ __all__ = [
 WIDTH = 100  # of text
 MOST = 24  # associations of a layer in a table of text
 COLUMNS = (36, 32, 10, 16)  # of a table in it
-# What a plan may say that is not plain, each explained where it says so.
+# Terms that a plan explains where it uses them.
 WORDS = {
     "dynamic": "rows of features are scaled in every call",
-    "precompute": "the edges are scaled, once a graph",
-    "reuse": "attention weighs the product that its scores are made of",
-    "recompute": "attention weighs the features, before that product",
+    "precompute": "the edges are scaled, once per graph",
+    "reuse": "attention sums the product that its scores read",
+    "recompute": "attention sums the features, before that product",
     "roofline": "times from counts of operations and bytes, over the machine's peaks",
 }
 HEAD = ("association", "primitives", "predicted", "verdict")
@@ -55,11 +53,11 @@ class TreePlan:
         tree: its text.
         forward: primitives of the forward pass.
         backward: of the backward pass.
-        once: those that are computed once a graph.
-        seconds: predicted time of a call; None if no cost model was asked.
-        bytes_kept: activations that the backward pass needs, in float32.
+        once: primitives that are computed once per graph.
+        seconds: predicted time of a call; None if no cost model was used.
+        bytes_kept: size in float32 of the activations that the backward pass needs.
         verdict: chosen, a candidate, or by which rule it was pruned.
-        chosen: it is the one that runs.
+        chosen: whether it is the one that runs.
         root: the tree itself.
     """
 
@@ -90,9 +88,9 @@ class LayerPlan:
         sizes: by symbol.
         trees: all associations, the chosen one first.
         by: what decided.
-        source: the cost model, if it was asked.
-        reasons: why calls were left to the layer itself.
-        calls: where the model calls it, and what with.
+        source: the cost model, if it was used.
+        reasons: why calls ran the layer itself.
+        calls: the calls in the code of the model, with their arguments.
     """
 
     path: str
@@ -108,13 +106,13 @@ class LayerPlan:
 
 @dataclass(frozen=True)
 class ModelPlan:
-    """What was decided for a model.
+    """The decisions for a model.
 
     Attributes:
         model: its class.
-        train: forward and backward were to be fast.
+        train: whether forward and backward were optimized together.
         layers: its message passing layers.
-        unread: why the calls of a module are not drawn, by path.
+        unread: why calls of layers are not shown, by path of the module that makes them.
     """
 
     model: str
@@ -123,14 +121,14 @@ class ModelPlan:
     unread: Mapping[str, str]
 
     def __str__(self) -> str:
-        """Return text; tables by ``rich`` if it is installed."""
+        """Return text, with a table for each layer."""
         lines = _wrapped([title(self)])
         for layer in self.layers:
             name = f"{layer.path or 'the layer'}: {layer.layer}"
             lines += ["", *_wrapped([name, *facts(layer), *legend(layer)])]
             if layer.trees:
                 rows = [row(tree) for tree in layer.trees[:MOST]]
-                lines.append(_rich_table(rows) if find_spec("rich") else _plain_table(rows))
+                lines.append(_table(rows))
                 if len(layer.trees) > MOST:
                     lines.append(f"and {len(layer.trees) - MOST} more, which format='md' lists")
         return "\n".join([*lines, *_wrapped(unread(self))])
@@ -147,7 +145,7 @@ def plan(
     """Return what :func:`~pyg_accel.optimize` would do, as data; ``print`` shows it.
 
     Args:
-        model: as for ``optimize``; or what that returned, to see what it has decided so far.
+        model: as for ``optimize``; or what that returned, to see its decisions so far.
         example_inputs: arguments of a call; none for what ``optimize`` returned.
         train: as for ``optimize``.
         options: the other arguments of ``optimize``; ``price_all`` is True by default here.
@@ -170,7 +168,7 @@ def plan(
 
 
 def plan_of(fast: OptimizedModel) -> ModelPlan:
-    """Return what an optimised model has decided so far."""
+    """Return the decisions of an optimised model so far."""
     model, unread, calls = fast._original, {}, {}
     try:
         if not isinstance(model, MessagePassing):
@@ -200,7 +198,7 @@ def _layer(path: str, layer: RewrittenLayer, calls: tuple[str, ...]) -> LayerPla
 
 
 def _sizes(decision: Decision) -> dict[str, int]:
-    """The sizes whose symbols the expression has."""
+    """Return the sizes whose symbols are in the expression."""
     leaves = list(leaves_of(decision.form))
     used = {s for leaf in leaves for s in (leaf.rows, leaf.cols)} - {"1"} | {"h"}
     return {s: n for s, n in decision.sizes.items() if s in used} | {"E": decision.entries}
@@ -233,11 +231,12 @@ def _tree(decision: Decision, tree: Tree) -> TreePlan:
     )
 
 
-def title(found: ModelPlan) -> str:
-    """Return what was looked at, in a line."""
-    what = "training" if found.train else "inference"
-    lifted = sum(bool(layer.trees) for layer in found.layers)
-    return f"{found.model}: {lifted} of {len(found.layers)} layers rewritten for {what}"
+def title(model_plan: ModelPlan) -> str:
+    """Return the summary of a plan, in a line."""
+    purpose = "training" if model_plan.train else "inference"
+    layers = model_plan.layers
+    lifted = sum(bool(layer.trees) for layer in layers)
+    return f"{model_plan.model}: {lifted} of {len(layers)} layers rewritten for {purpose}"
 
 
 def facts(layer: LayerPlan) -> Iterator[str]:
@@ -255,28 +254,28 @@ def facts(layer: LayerPlan) -> Iterator[str]:
 
 
 def legend(layer: LayerPlan) -> Iterator[str]:
-    """Yield what the symbols of a layer's associations stand for, in a line."""
+    """Yield a line that explains the symbols of a layer's associations."""
     if not layer.trees:
         return
     leaves = {leaf.name: leaf for tree in layer.trees for leaf in leaves_in(tree.root)}
     kinds: dict[str, list[str]] = {}
     for leaf in leaves.values():
         kinds.setdefault(_meaning(leaf), []).append(leaf.name)
-    found = [f"{', '.join(sorted(names))}: {meaning}" for meaning, names in kinds.items()]
-    found += [f"{leaf} = {' '.join([leaf.name] * leaf.power)}"
-              for leaf in {str(x): x for t in layer.trees for x in leaves_in(t.root)}.values()
-              if leaf.power > 1]  # fmt: skip
+    entries = [f"{', '.join(sorted(names))}: {meaning}" for meaning, names in kinds.items()]
+    entries += [f"{leaf} = {' '.join([leaf.name] * leaf.power)}"
+                for leaf in {str(x): x for t in layer.trees for x in leaves_in(t.root)}.values()
+                if leaf.power > 1]  # fmt: skip
     works = " ".join(w for t in layer.trees for w in (*t.forward, *t.backward, *t.once))
     if "ᵀ" in works:
-        found.append("ᵀ: transposed")
+        entries.append("ᵀ: transposed")
     if heads := re.search(r"([A-Z1])·(\d+)", works):
-        found.append(f"{heads[0]}: {heads[2]} heads of {heads[1]} columns each")
+        entries.append(f"{heads[0]}: {heads[2]} heads of {heads[1]} columns each")
     if size := re.search(r"gemm (\w+)x(\w+)x(\w+)", works):
         a, b, c = size.groups()
-        found.append(f"{size[0]}: a matrix product [{a}, {b}] times [{b}, {c}]")
+        entries.append(f"{size[0]}: a matrix product [{a}, {b}] times [{b}, {c}]")
     words = " ".join([layer.source, *(t.composition for t in layer.trees)])
-    found += [f"{word}: {meaning}" for word, meaning in WORDS.items() if word in words]
-    yield "symbols: " + "; ".join(found)
+    entries += [f"{word}: {meaning}" for word, meaning in WORDS.items() if word in words]
+    yield "symbols: " + "; ".join(entries)
 
 
 def _meaning(leaf: Leaf) -> str:
@@ -291,9 +290,9 @@ def _meaning(leaf: Leaf) -> str:
     }[leaf.kind]  # fmt: skip
 
 
-def unread(found: ModelPlan) -> Iterator[str]:
-    """Yield what else there is to say, a line each."""
-    for path, reason in found.unread.items():
+def unread(model_plan: ModelPlan) -> Iterator[str]:
+    """Yield a line for each module whose calls are not shown."""
+    for path, reason in model_plan.unread.items():
         yield f"The calls of {path or 'the model'} cannot be drawn: {reason}"
 
 
@@ -303,7 +302,7 @@ def row(tree: TreePlan) -> tuple[str, ...]:
     if tree.backward:
         parts.append("backward: " + "; ".join(_counted(tree.backward)))
     if tree.once:
-        parts.append("once a graph: " + "; ".join(_counted(tree.once)))
+        parts.append("once per graph: " + "; ".join(_counted(tree.once)))
     if tree.bytes_kept:
         parts.append(f"saves {tree.bytes_kept / 2**20:,.1f} MiB for the backward pass")
     time = "" if tree.seconds is None else f"{1e3 * tree.seconds:.3f} ms"
@@ -317,23 +316,7 @@ def _counted(works: tuple[str, ...]) -> Iterator[str]:
         yield work if times == 1 else f"{times} x {work}"
 
 
-def _rich_table(rows: list[tuple[str, ...]]) -> str:
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(*HEAD, box=SIMPLE_HEAD, pad_edge=False)
-    for column in table.columns:
-        column.overflow = "fold"
-    for row in rows:
-        table.add_row(*(text.replace("[", r"\[") for text in row))
-    console = Console(file=StringIO(), width=WIDTH, color_system=None)
-    console.print(table)
-    assert isinstance(console.file, StringIO)
-    return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())
-
-
-def _plain_table(rows: list[tuple[str, ...]]) -> str:
+def _table(rows: list[tuple[str, ...]]) -> str:
     lines: list[str] = []
     for row in (HEAD, *rows):
         cells = [wrap(cell, width) or [""] for cell, width in zip(row, COLUMNS, strict=True)]

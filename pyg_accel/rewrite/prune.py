@@ -1,13 +1,14 @@
-"""Leaves out trees that cannot be the fastest, whatever the input (paper, section 3.3).
+"""Removes trees that cannot be the fastest for any input (paper, section 3.3).
 
-Two scenarios are told apart: the layer has fewer input than output features, or more. Within one a
-tree is dominated if
+There are two scenarios: the layer has fewer input than output features, or more. Within one, a tree
+is dominated if
 
-* the primitives of another are a part of its own, on matrices that are no larger, or
-* another has the same primitives on smaller matrices.
+* the primitives of another tree are a part of its own, on matrices that are no larger, or
+* another tree has the same primitives on smaller matrices.
 
-A tree that is dominated in both is pruned. The others are promoted, each with the scenarios in
-which it may win: a condition on sizes alone, and the cost models decide among what is left.
+A tree that is dominated in both scenarios is pruned. The others are promoted, each with the
+scenarios in which it may be the fastest. Sizes tell the scenario, and a cost model decides between
+the trees that remain.
 """
 
 from collections import Counter
@@ -25,14 +26,14 @@ SCENARIOS = ("in < out", "in > out")
 
 @dataclass(frozen=True)
 class Associations:
-    """The trees of a layer, and what is left of them.
+    """The association trees of an expression, and those that remain after pruning.
 
     Attributes:
         all: every tree.
         promoted: those that may be the fastest.
-        scenarios: of every promoted tree, where it may win.
-        reasons: of every other tree, the tree that is never slower, in each scenario.
-        bills: of every tree.
+        scenarios: for every promoted tree, the scenarios in which it may be the fastest.
+        reasons: for every other tree and scenario, a text that names a tree that is never slower.
+        bills: for every tree, its primitives.
     """
 
     all: tuple[Tree, ...]
@@ -42,7 +43,7 @@ class Associations:
     bills: dict[Tree, TreeCost]
 
     def candidates(self, num_in: int, num_out: int) -> tuple[Tree, ...]:
-        """Return the promoted trees that may win for these sizes: the condition on sizes alone."""
+        """Return the promoted trees that may be the fastest for these numbers of features."""
         if num_in == num_out:
             return self.promoted
         scenario = SCENARIOS[num_in > num_out]
@@ -55,13 +56,15 @@ def prune(trees: Sequence[Tree], assumed: Assumptions) -> Associations:
     reasons: dict[Tree, dict[str, str]] = {tree: {} for tree in trees}
     for scenario in SCENARIOS:
         works = {tree: _sorted(bill, scenario) for tree, bill in bills.items()}
-        # A tree that dominates comes before what it dominates; that it is dominated itself makes
-        # no difference, since then a third one dominates both.
-        standing: list[Tree] = []
+        # By weight, a tree comes after those that dominate it. Comparing it with undominated ones
+        # suffices: domination is transitive.
+        undominated: list[Tree] = []
         for tree in sorted(trees, key=lambda t: works[t].weight):
-            rival = next((r for r in standing if _dominates(works[r], works[tree], scenario)), None)
+            rival = next(
+                (r for r in undominated if _dominates(works[r], works[tree], scenario)), None
+            )
             if rival is None:
-                standing.append(tree)
+                undominated.append(tree)
             else:
                 fewer = len(bills[rival].all) < len(bills[tree].all)
                 what = "does a part of its work" if fewer else "does the same on smaller matrices"
@@ -76,8 +79,8 @@ class _Works(NamedTuple):
     """The primitives of a tree in a scenario.
 
     Attributes:
-        weight: of a tree that another one dominates it is larger.
-        counts: how many primitives there are of each sort; of the two products with edges together.
+        weight: a sort key that is larger than that of every tree which dominates this one.
+        counts: the number of primitives by name; weighted and unweighted spmm count together.
         works: the primitives, those on the smallest matrices first.
     """
 
@@ -99,15 +102,15 @@ def _sorted(bill: TreeCost, scenario: str) -> _Works:
 
 
 def _dominates(rival: _Works, other: _Works, scenario: str) -> bool:
-    """Whether every primitive of ``rival`` has one of its own in ``other`` that is no cheaper."""
+    """Whether each primitive of ``rival`` matches another one of ``other`` that is no faster."""
     if not rival.counts <= other.counts:
         return False
-    left = list(other.works)
+    unmatched = list(other.works)
     for work in reversed(rival.works):
-        match = next((n for n, w in enumerate(left) if _no_dearer(work, w, scenario)), None)
+        match = next((n for n, w in enumerate(unmatched) if _no_slower(work, w, scenario)), None)
         if match is None:
             return False
-        del left[match]
+        del unmatched[match]
     return True
 
 
@@ -121,7 +124,7 @@ def _size(symbol: str, scenario: str) -> int:
     return 0
 
 
-def _no_dearer(a: PrimitiveCall, b: PrimitiveCall, scenario: str) -> bool:
+def _no_slower(a: PrimitiveCall, b: PrimitiveCall, scenario: str) -> bool:
     """Whether primitive ``a`` never takes longer than ``b``."""
     if a.name != b.name and (a.name, b.name) != ("spmm", "spmm_weighted"):
         return False

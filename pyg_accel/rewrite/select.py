@@ -1,4 +1,4 @@
-"""Which tree a layer runs for calls of some kind and size, and why (paper, section 3.4)."""
+"""Chooses the tree that a layer runs (paper, section 3.4)."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,13 +8,7 @@ from typing import Any
 import torch
 
 from pyg_accel.graph import Graph
-from pyg_accel.rewrite.cost import (
-    CostModel,
-    GraphFeatures,
-    Learned,
-    Roofline,
-    cost_model,
-)
+from pyg_accel.rewrite.cost import CostModel, GraphFeatures, Learned, Roofline, cost_model
 from pyg_accel.rewrite.enumerate import associations_of
 from pyg_accel.rewrite.equivalents import merge, simplify
 from pyg_accel.rewrite.ir import Expr, leaves_of
@@ -26,14 +20,14 @@ from pyg_accel.rewrite.tree_cost import Assumptions, Features
 
 __all__ = ["Choice", "Choose", "Decision", "Options", "assumptions_of", "decide", "make_decision"]
 
-# Names a tree, picks one, or takes the promoted trees and returns one of them.
+# The text of a tree, a tree, or a function that takes the promoted trees and returns one of them.
 Choose = str | Tree | Callable[[Sequence[Tree]], Tree]
 
-CALLS = 100  # over which what is computed once a graph is spread (paper, section 6.3)
-EQUAL = 1.02  # of two predictions that are as close as this, the one that keeps less memory
-DRIFT = 2  # a decision holds while no size has changed by more than this factor (section 6.4)
-# Seconds that measuring a graph and asking a learned model may take. Where the roofline expects the
-# layer to take less, on the sizes of the graph alone, it decides.
+CALLS = 100  # expected per graph, to share what is computed once (paper, section 6.3)
+EQUAL = 1.02  # among trees within this factor of the fastest, the one that saves the least memory
+DRIFT = 2  # a decision is valid while no size changes by more than this factor (section 6.4)
+# Seconds that it takes to measure a graph and to ask a learned model. If the roofline, which only
+# reads the sizes of a graph, predicts that a layer takes less, it decides.
 QUICK = 3e-3
 
 
@@ -42,11 +36,11 @@ class Choice:
     """A tree, and why.
 
     Attributes:
-        tree: what runs.
-        by: what decided: ``"the only one"``, ``"sizes"``, ``"cost"``, ``"memory"`` among those of
+        tree: the tree that runs.
+        by: what decided: ``"the only one"``, ``"sizes"``, ``"cost"``, ``"memory"`` between trees of
             nearly the lowest cost, or ``"forced"``.
-        source: the cost model, if it was asked.
-        seconds: predictions for the trees that it compared.
+        source: the cost model, if it was used.
+        seconds: its predictions.
     """
 
     tree: Tree
@@ -71,16 +65,17 @@ def decide(
     Args:
         pruned: the trees.
         sizes: by symbol.
-        graphs: features of a matrix of edges by name, or of its transpose; asked for only if the
-            cost model is.
+        graphs: returns features of a matrix of edges by name, or of its transpose; called only if
+            the cost model is used.
         model: the cost model.
-        fresh: every call has a graph of its own, so nothing is computed once for many.
-        choose: decides in place of all that.
-        slowest: makes of predictions those of all processes, which have to choose the same.
-        price_all: predict the time of every tree, also where sizes suffice.
+        fresh: whether every call has a new graph, so that nothing computed once is shared.
+        choose: the choice of the user, if there is one.
+        slowest: replaces predictions with the largest of all processes, which have to choose the
+            same tree.
+        price_all: whether to predict the time of every tree, also where sizes suffice.
 
     Raises:
-        ValueError: if ``choose`` names no tree of this layer.
+        ValueError: if ``choose`` is no tree of this layer.
     """
     candidates = pruned.candidates(sizes.get("F", 0), sizes.get("H", 0))
     if choose is not None:
@@ -120,18 +115,18 @@ def forced(pruned: Associations, choose: Choose) -> Tree:
     else:
         tree = next((t for t in pruned.all if choose in (t, str(t))), None)  # type: ignore[assignment]
     if tree not in pruned.all:
-        known = "\n  ".join(map(str, pruned.all))
-        raise ValueError(f"no association '{choose}'; there are\n  {known}")
+        names = "\n  ".join(map(str, pruned.all))
+        raise ValueError(f"no association '{choose}'; there are\n  {names}")
     return tree
 
 
 @dataclass(frozen=True)
 class Options:
-    """What :func:`~pyg_accel.optimize` was asked for.
+    """The options of :func:`~pyg_accel.optimize`.
 
     Attributes:
-        train: forward and backward are to be fast, else forward alone.
-        choose: decides in place of sizes and cost models.
+        train: optimize the forward and backward pass together, not the forward pass alone.
+        choose: the choice of the user, if there is one.
         cost: the cost model; by default that of the device.
         price_all: predict the time of every tree, also where sizes suffice: to explain.
     """
@@ -144,13 +139,13 @@ class Options:
 
 @dataclass(frozen=True)
 class Decision:
-    """What a layer does with a region of its calls of some kind and size.
+    """The choice for a region, and what it was based on.
 
     Attributes:
-        region: what it computes.
+        region: what is computed.
         pruned: all trees.
         assumed: assumptions about the leaves.
-        sizes: by symbol, those that were decided for.
+        sizes: by symbol.
         entries: number of edges.
         choice: the tree, and why.
     """
@@ -164,7 +159,7 @@ class Decision:
 
     @property
     def form(self) -> Expr:
-        """What the layer computes, simplified."""
+        """The simplified expression."""
         return merge(simplify(self.region.expr))
 
 
@@ -179,17 +174,17 @@ def make_decision(
 ) -> Decision:
     """Choose a tree for a region.
 
-    A roofline on the sizes of the graph decides first. Where it expects the layer to take longer
-    than measuring the graph would, the graph is measured and the cost model decides; unless that
-    is the roofline, and it chooses the same whether caches serve every row of features or none.
+    A roofline decides first, by the sizes of the graph. If it predicts that the layer takes longer
+    than measuring the graph, the graph is measured and the cost model decides. If that is the
+    roofline too, this is skipped where it chooses the same tree with perfect and without caching.
 
     Args:
         region: what is computed.
         assumed: assumptions about its leaves.
         options: of ``optimize()``.
-        graphs: those of its matrices of edges, by name.
-        fresh: every call has a graph of its own.
-        slowest: as of :func:`decide`.
+        graphs: of its matrices of edges, by name.
+        fresh: see :func:`decide`.
+        slowest: see :func:`decide`.
     """
     pruned = associations_of(region.expr, assumed)
     graph = next(iter(graphs.values()))
@@ -214,9 +209,9 @@ def make_decision(
     else:
         choice = chosen(model.roofline, GraphFeatures.sizes_of)
         if min(choice.seconds.values(), default=0) > QUICK:
-            near = partial(GraphFeatures.sizes_of, far=0.0)
-            learned = isinstance(model, Learned) or options.price_all
-            if learned or chosen(model, near).tree != choice.tree:
+            all_cached = partial(GraphFeatures.sizes_of, far=0.0)
+            always = isinstance(model, Learned) or options.price_all
+            if always or chosen(model, all_cached).tree != choice.tree:
                 choice = chosen(model, GraphFeatures.of)
     return Decision(region, pruned, assumed, sizes, graph.num_edges, choice)
 
@@ -229,15 +224,15 @@ def assumptions_of(
     static: frozenset[Any] = frozenset(),
     upstream: bool | None = None,
 ) -> Assumptions:
-    """Return which leaves learn and which stay the same.
+    """Return which leaves have gradients and which are the same in every call.
 
     Args:
         region: what is computed.
         learning: which nodes have gradients.
-        train: forward and backward are to be fast.
+        train: whether the backward pass counts.
         static: arguments that are the same tensors in every call.
-        upstream: features have gradients; by default those that require one, and without gradients
-            all of them: there every tensor looks like one that has none.
+        upstream: whether features have gradients. By default those that require them; under
+            ``no_grad``, where that cannot be seen, all.
     """
     if upstream is None:
         upstream = not torch.is_grad_enabled()

@@ -22,7 +22,7 @@ __all__ = [
     "views_of",
 ]  # fmt: skip
 
-# What computes them, in a distributed model too.
+# Functions of this package that call `gcn_norm`; `_formula` does in distributed models.
 _NORMALISATIONS = ("remembered", "_formula")
 _VIEWS = ("view", "reshape", "unsqueeze")
 
@@ -31,11 +31,11 @@ class Normalisation(NamedTuple):
     """A call of ``gcn_norm``.
 
     Attributes:
-        edge_index: that it is given.
+        edge_index: its argument.
         weight: [E] or None.
         num_nodes: N.
         fill: weight of self-loops.
-        loops: self-loops are added.
+        loops: whether self-loops are added.
     """
 
     edge_index: fx.Node
@@ -57,36 +57,35 @@ class Normalisation(NamedTuple):
 def normalisation_of(
     weight: fx.Node, graph: fx.Node, constants: Mapping[str, Any], changes: Changes
 ) -> Normalisation | None:
-    """Return the normalisation that edge weights and the edges of a graph come from, if one is.
+    """Return the call of ``gcn_norm`` whose results are the edges of a graph and their weights.
 
     Args:
         weight: [E] or [E, 1].
         graph: of the edges.
         constants: of the program.
-        changes: in place.
+        changes: writes in place in the program.
     """
     item = base_of(weight)
     if item.op != "call_function" or called(item) != "getitem":
         return None
     call, place = item.args
     edges = graph.args[0]
-    # The second is called in a distributed model.
-    if (
-        place != 1
-        or not isinstance(call, fx.Node)
-        or called(call) not in ("remembered", "_formula")
-    ):
+    if place != 1 or not isinstance(call, fx.Node) or called(call) not in _NORMALISATIONS:
         return None
-    if not isinstance(edges, fx.Node) or edges.args[:2] != (call, 0) or changes.follow(call):
+    if (
+        not isinstance(edges, fx.Node)
+        or edges.args[:2] != (call, 0)
+        or changes.overwritten_after(call)
+    ):
         return None
     function = call.args[0]
     norm: Any = constants[str(function.target)] if isinstance(function, fx.Node) else function
     # While patch() is on, what is called is a copy of PyG's function.
     if (norm.__module__, norm.__qualname__) != (gcn_norm.__module__, gcn_norm.__qualname__):
         return None
-    given = signature(norm).bind(*call.args[1:], **call.kwargs)
-    given.apply_defaults()
-    named = given.arguments
+    bound = signature(norm).bind(*call.args[1:], **call.kwargs)
+    bound.apply_defaults()
+    named = bound.arguments
     if (own := named["edge_weight"]) is not None and own.meta[ABOUT].learns:
         return None
     if (named["flow"] == "source_to_target") != (graph.args[3] == 1):
@@ -98,7 +97,7 @@ def normalisation_of(
 
 
 def base_of(node: fx.Node) -> fx.Node:
-    """Return what a view [E, 1] of edge weights looks at."""
+    """Return the tensor that edge weights [E, 1] are a view of."""
     return views_of(node)[-1]
 
 
@@ -118,11 +117,11 @@ def views_of(node: fx.Node) -> list[fx.Node]:
 def edges_of(
     graph: fx.Node, weights: list[tuple[fx.Node, bool]]
 ) -> tuple[Callable[[Builder], Edges], tuple[fx.Node, ...]]:
-    """Return what writes the matrix of the edges, with the products of weights [E, 1].
+    """Return a function that emits a matrix of edges, and the nodes that it reads.
 
     Args:
         graph: of the edges.
-        weights: and whether the values are divided by them.
+        weights: [E, 1], whose product the values are, and whether to divide by them instead.
     """
     bases = [(base_of(node), inverse) for node, inverse in weights]
 
@@ -169,7 +168,7 @@ def degrees(
 
 
 def inverse_counts(graph: Graph, dtype: torch.dtype) -> Tensor:
-    """Return what sums over the entries of rows are multiplied with to make means, [num_rows]."""
+    """Return the factors that turn sums over the entries of rows into means, [num_rows]."""
     return 1 / graph.degree.clamp(min=1).to(dtype)
 
 

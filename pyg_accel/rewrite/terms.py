@@ -7,7 +7,7 @@ from pyg_accel.formula import Binary, Const, Formula, Operand, Unary
 
 __all__ = ["MOST", "Term", "terms_of"]
 
-MOST = 4  # terms of a message
+MOST = 4  # terms that a message may have
 
 
 @dataclass(frozen=True)
@@ -15,8 +15,8 @@ class Term:
     """A number times scalars per node or edge, times features.
 
     Attributes:
-        number: the number.
-        factors: operands of one column, and whether the term is divided by it.
+        number: the constant factor.
+        factors: operands with one column, and whether the term is divided by them.
         features: the operand with the features, if there is one.
     """
 

@@ -1,4 +1,4 @@
-"""The calls of a model as a torch.fx graph with layers as leaves: it is drawn and never run."""
+"""The calls of layers in the code of a model, from a torch.fx graph: for people to read."""
 
 from collections.abc import Callable, Mapping
 from inspect import Parameter, signature
@@ -15,19 +15,19 @@ from pyg_accel.module_state import as_it_was
 
 __all__ = ["Unreadable", "calls_of", "kinds_of", "read"]
 
-MOST = 6  # calls between a layer and the layers that its arguments come from, in a text
+MOST = 6  # nested calls in the text of an argument
 
 
 class Unreadable(Exception):
-    """A model whose code torch.fx cannot follow; the text says why."""
+    """The code of a model cannot be traced with torch.fx; the text says why."""
 
 
 class _Symbol:
-    """Stands for an argument that a graph takes: a tensor, or an object that holds tensors."""
+    """Stands for an argument of the graph: a tensor, or an object that has tensors."""
 
 
 def kinds_of(value: Any) -> Any:
-    """Return an argument with constants as they are, and symbols for the rest."""
+    """Return an argument with symbols in place of everything but constants."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if type(value) in (tuple, list):
@@ -36,7 +36,7 @@ def kinds_of(value: Any) -> Any:
 
 
 def _opened(kind: Any, symbol: Any) -> Any:
-    """The proxies that code gets for an argument."""
+    """Return an argument with the proxy of the whole, or parts of it, in place of symbols."""
     if isinstance(kind, _Symbol):
         return symbol
     if isinstance(kind, (tuple, list)):
@@ -61,7 +61,7 @@ class _Tracer(fx.Tracer):
     def create_args_for_root(
         self, root_fn: Any, is_module: bool, concrete_args: Any = None
     ) -> tuple[Callable[..., Any], list[Any]]:
-        """Make symbols of the arguments of any kind, and constants of those that are no tensors."""
+        """Pass proxies, or structures of proxies and constants, for parameters of any kind."""
         args: list[Any] = []
         named: dict[str, Any] = {}
         for name, parameter in list(signature(root_fn).parameters.items())[1:]:
@@ -79,14 +79,14 @@ class _Tracer(fx.Tracer):
 
 
 def read(model: torch.nn.Module, example: Mapping[str, Any]) -> fx.Graph:
-    """Return the calls of a model; its code runs on symbols, and the model is as before afterwards.
+    """Trace the calls of a model, and restore its state afterwards.
 
     Args:
         model: any module.
         example: :func:`kinds_of` the arguments of a call, by name.
 
     Raises:
-        Unreadable: if its code needs more than symbols.
+        Unreadable: if its code needs values that proxies do not have.
     """
     with as_it_was(model.modules()):
         try:
@@ -98,7 +98,7 @@ def read(model: torch.nn.Module, example: Mapping[str, Any]) -> fx.Graph:
 
 def calls_of(model: torch.nn.Module, graph: fx.Graph) -> dict[str, tuple[str, ...]]:
     """Return the calls of every layer as text, by its path in the model."""
-    found: dict[str, tuple[str, ...]] = {}
+    calls: dict[str, tuple[str, ...]] = {}
 
     def text(value: Any, depth: int) -> str:
         if isinstance(value, Tensor):
@@ -107,21 +107,23 @@ def calls_of(model: torch.nn.Module, graph: fx.Graph) -> dict[str, tuple[str, ..
             return f"({', '.join(text(v, depth) for v in value)})"
         if not isinstance(value, fx.Node):
             return str(value)
-        if value.op in ("placeholder", "get_attr") or value.target in found:
+        if value.op in ("placeholder", "get_attr") or value.target in calls:
             return str(value.target)
         return call(value, depth - 1) if depth else "…"
 
     def call(node: fx.Node, depth: int) -> str:
-        given = [text(v, depth) for v in node.args]
+        args = [text(v, depth) for v in node.args]
         name = getattr(node.target, "__name__", node.target)
-        if name in ("getitem", "getattr"):
-            return f"{given[0]}[{given[1]}]" if name == "getitem" else f"{given[0]}.{given[1]}"
-        given += [f"{key}={text(v, depth)}" for key, v in node.kwargs.items()]
-        return f"{name}({', '.join(given)})"
+        if name == "getitem":
+            return f"{args[0]}[{args[1]}]"
+        if name == "getattr":
+            return f"{args[0]}.{args[1]}"
+        args += [f"{key}={text(v, depth)}" for key, v in node.kwargs.items()]
+        return f"{name}({', '.join(args)})"
 
     for node in graph.nodes:
         if node.op == "call_module" and isinstance(
             model.get_submodule(node.target), MessagePassing
         ):
-            found[node.target] = (*found.get(node.target, ()), call(node, MOST))
-    return found
+            calls[node.target] = (*calls.get(node.target, ()), call(node, MOST))
+    return calls

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from pyg_accel.rewrite.ir import Leaf
+from pyg_accel.rewrite.ir import SPARSE, Leaf
 
 __all__ = [
     "WRITTEN",
@@ -26,21 +26,21 @@ class Node:
     """An intermediate result. Nodes are values: equal ones are computed once.
 
     Attributes:
-        op: what computes it: ``gemm`` (data, weight), ``spmm`` (matrix, data), ``scale_rows``
-            (diagonal, data), ``scale_edges`` (diagonal or None, matrix, diagonal or None), ``add``
-            (terms), ``map`` (argument), ``attend`` (matrix, features), ``select`` (argument): a map
-            that keeps ``k`` columns of each row.
+        op: the primitive, with its arguments: ``gemm`` (data, weight), ``spmm`` (matrix, data),
+            ``scale_rows`` (diagonal, data), ``scale_edges`` (diagonal or None, matrix, diagonal or
+            None), ``add`` (terms), ``map`` (argument), ``attend`` (matrix, features), ``select``
+            (argument): a map that keeps ``k`` columns of each row.
         args: its arguments.
         rows: symbol of its number of rows.
-        cols: symbol of its number of columns, a head.
-        kind: as of a leaf: ``data``, ``weight`` or ``weighted``; or ``cbsr``: only ``k`` columns,
-            those that a selection kept, are stored.
-        heads: that its columns come in; scores an edge for a matrix.
+        cols: symbol of its number of columns per head.
+        kind: ``data``, ``weight`` or ``weighted`` as for a leaf; or ``cbsr``: each row stores only
+            the ``k`` columns that a selection kept.
+        heads: number of attention heads; scores per edge for a matrix.
         name: of a map or an attention.
-        mean: of an spmm: a mean over each row.
-        folds: of attention (:class:`~pyg_accel.rewrite.ir.Attend`).
-        free: of a map: a view.
-        multiplies: of a selection (:class:`~pyg_accel.rewrite.ir.Map`).
+        mean: whether an spmm takes the mean over each row.
+        folds: of attention, see :class:`~pyg_accel.rewrite.ir.Attend`.
+        free: whether a map is a view.
+        multiplies: of a selection, see :class:`~pyg_accel.rewrite.ir.Map`.
     """
 
     op: str
@@ -57,15 +57,15 @@ class Node:
     _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Hash once: trees are keys everywhere, and a hash visits all of one."""
-        found = hash((self.op, self.args, self.cols, self.name, self.mean))
-        object.__setattr__(self, "_hash", found)
+        """Compute the hash once: it visits the whole tree, and trees are keys of many dicts."""
+        value = hash((self.op, self.args, self.cols, self.name, self.mean))
+        object.__setattr__(self, "_hash", value)
 
     def __hash__(self) -> int:
         return self._hash
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Hash again where it is unpickled: other processes have other hashes."""
+        """Compute the hash again when unpickled: hashes of strings differ between processes."""
         return Node, tuple(getattr(self, f.name) for f in fields(self) if f.init)
 
     def __str__(self) -> str:
@@ -84,11 +84,11 @@ Tree = Node | Leaf
 
 def is_sparse(tree: Tree) -> bool:
     """Whether it is a matrix of edges."""
-    return tree.kind in ("sparse", "weighted")
+    return tree.kind in SPARSE
 
 
 def leaves_in(tree: Tree | None) -> Iterator[Leaf]:
-    """Yield every leaf, in the order of reading; one used twice comes twice."""
+    """Yield every leaf from left to right, with repetitions."""
     if isinstance(tree, Leaf):
         yield tree
     elif tree is not None:
@@ -112,28 +112,29 @@ def nodes_of(tree: Tree) -> Iterator[Node]:
 
 
 def static_nodes(tree: Tree, leaves: frozenset[str], *, sampled: bool = False) -> set[Node]:
-    """Return the nodes that are the same in every call with the same graph.
+    """Return the nodes whose values are the same in every call with the same graph.
 
-    Attention draws dropout, a map may be anything, and a sampled sum may draw another sample.
+    Not so are attention, which draws dropout, maps, which may be any function, products with
+    weights, and sums over samples, which may be drawn anew.
 
     Args:
         tree: an association.
-        leaves: names of the leaves that are the same.
-        sampled: sums go over samples of the edges.
+        leaves: names of the leaves whose values are the same.
+        sampled: whether sums are over samples of the edges.
     """
-    found: set[Node] = set()
+    static: set[Node] = set()
     for node in nodes_of(tree):
         changes = node.op in ("attend", "map", "gemm") or (sampled and node.op == "spmm")
         if not changes and all(
-            a is None or (a.name in leaves if isinstance(a, Leaf) else a in found)
+            a is None or (a.name in leaves if isinstance(a, Leaf) else a in static)
             for a in node.args
         ):
-            found.add(node)
-    return found
+            static.add(node)
+    return static
 
 
 def folded_nodes(tree: Tree) -> set[Node]:
-    """Return the products ``X W`` that only attention reads, which folds its weights into ``W``."""
+    """Return the products ``X W`` that only scores of attention read: they use ``X (W a)``."""
     readers: dict[Node, list[Node]] = {}
     for node in nodes_of(tree):
         for arg in node.args:
@@ -147,16 +148,16 @@ def folded_nodes(tree: Tree) -> set[Node]:
 
 
 def composition_of(tree: Tree) -> str:
-    """Return what the paper calls a composition (section 5), or nothing where it has no name.
+    """Return the name that the paper has for a composition (section 5), or an empty string.
 
     Normalisation is ``dynamic`` where the rows of features are scaled, ``precompute`` where the
-    entries of the matrix are, once a graph. Attention is ``reuse`` where it weighs a product that
-    its scores are made of, ``recompute`` where it weighs the features before that product.
+    entries of the matrix are, once per graph. Attention is ``reuse`` where it sums the product that
+    its scores read, ``recompute`` where it sums the features before that product.
     """
     nodes = [*nodes_of(tree)]
-    if weighed := [n for n in nodes if n.op == "spmm" and getattr(n.args[0], "op", "") == "attend"]:
-        mixed = any(isinstance(n.args[1], Leaf) and n.args[1].name[0] in "XYZ" for n in weighed)
-        return "recompute" if mixed else "reuse"
+    if sums := [n for n in nodes if n.op == "spmm" and getattr(n.args[0], "op", "") == "attend"]:
+        features = any(isinstance(n.args[1], Leaf) and n.args[1].name[0] in "XYZ" for n in sums)
+        return "recompute" if features else "reuse"
     scaled = {n.op for n in nodes
               if n.op == "scale_edges" or (n.op == "scale_rows" and not _by_number(n))}  # fmt: skip
     names = {"scale_edges": "precompute", "scale_rows": "dynamic"}

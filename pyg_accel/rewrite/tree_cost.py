@@ -1,7 +1,7 @@
-"""What a tree costs: its primitives, forward and backward, and the activations that it keeps.
+"""What a tree costs: its primitives, forward and backward, and the activations that it saves.
 
-Symbols stand for sizes here, so that trees can be compared before any input is seen
-(:mod:`.prune`); :meth:`PrimitiveCall.primitive` puts numbers in for a cost model.
+Sizes are symbols here, so that trees can be compared for all inputs (:mod:`.prune`);
+:meth:`PrimitiveCall.primitive` replaces them with numbers for a cost model.
 """
 
 from collections import Counter
@@ -20,15 +20,15 @@ Features = Callable[[str, bool], GraphFeatures]
 
 @dataclass(frozen=True, slots=True)
 class Assumptions:
-    """What a cost assumes of the leaves of a tree.
+    """What the cost of a tree depends on besides sizes.
 
     Attributes:
-        train: gradients are computed, and count.
+        train: whether the backward pass counts too.
         learned: names of leaves that gradients flow into.
         static: names of leaves that are the same in the next call; what is computed from them
             alone is computed once.
-        sampled: products with matrices of edges take a sample of each row (``sampled()``).
-        spread: other processes own some of the rows that they read, and send them.
+        sampled: whether products with matrices of edges take a sample of each row (``sampled()``).
+        spread: whether other processes own, and send, some of the rows that these products read.
     """
 
     train: bool = False
@@ -45,15 +45,16 @@ class PrimitiveCall:
     Attributes:
         name: as in :class:`~pyg_accel.rewrite.cost.base.Primitive`.
         rows: symbol of the rows of the result.
-        inner: symbol of the inner dimension of a product, of the columns or entries of each row
-            that are read where that is a part of them (``k``, ``S``), or empty.
-        cols: symbol of its columns (a head).
-        heads: heads.
+        inner: symbol of the inner dimension of a product; ``k`` or ``S`` where only so many columns
+            or entries of each row are read; or empty.
+        cols: symbol of its columns per head.
+        heads: number of heads.
         graph: name of the matrix of edges, or empty.
-        transposed: its transpose is walked: a gradient.
-        once: computed when a graph is first seen, and stored.
-        shared: all heads weigh the same columns.
-        fused: one kernel computes the weights and this product, of features that it reads for both.
+        transposed: whether it is a product with the transposed matrix: a gradient.
+        once: whether it is computed when a graph is first seen, and stored.
+        shared: whether all heads multiply the same columns.
+        fused: whether one kernel computes the weights of edges and this product, and reads the
+            features once for both.
     """
 
     name: str
@@ -72,7 +73,7 @@ class PrimitiveCall:
 
         Args:
             sizes: by symbol.
-            graphs: features of a matrix of edges by name, or of its transpose.
+            graphs: returns the features of a matrix of edges by name, or of its transpose.
         """
         graph = graphs(self.graph, self.transposed) if self.graph else None
         return Primitive(
@@ -113,15 +114,15 @@ class TreeCost:
         return self.forward + self.backward
 
     def bytes_kept(self, sizes: Mapping[str, int], itemsize: int = 4) -> int:
-        """Return how much memory the activations take."""
+        """Return the bytes of these activations."""
         return sum(sizes[rows] * sizes[cols] * heads * itemsize for rows, cols, heads in self.kept)
 
 
 def tree_cost(tree: Tree, assumed: Assumptions) -> TreeCost:
-    """Return what a tree costs; equal nodes are paid for once."""
+    """Return what a tree costs; equal nodes count once."""
     forward: list[PrimitiveCall] = []
     backward: list[PrimitiveCall] = []
-    kept: dict[object, tuple[str, str, int]] = {}
+    saved: dict[object, tuple[str, str, int]] = {}
     learned: dict[Tree, bool] = {}
 
     def needs(tree: Tree | None) -> bool:
@@ -130,7 +131,7 @@ def tree_cost(tree: Tree, assumed: Assumptions) -> TreeCost:
         return tree.name in assumed.learned if isinstance(tree, Leaf) else learned[tree]
 
     nodes = list(nodes_of(tree))
-    fused = {arg for n in nodes if n.op == "add" for arg in _addends(n)}
+    accumulated = {arg for n in nodes if n.op == "add" for arg in _accumulated(n)}
     static = static_nodes(tree, assumed.static, sampled=assumed.sampled)
     folded = folded_nodes(tree)
     readers = Counter(arg for n in nodes for arg in n.args)
@@ -148,9 +149,9 @@ def tree_cost(tree: Tree, assumed: Assumptions) -> TreeCost:
         ahead = _forward(node, sampled=assumed.sampled)
         data = node.args[-1]
         if node.op == "spmm" and not assumed.sampled and readers[node.args[0]] == 1:
-            ahead = [replace(w, fused=_reads(node.args[0], data)) for w in ahead]
+            ahead = [replace(w, fused=_scores_read(node.args[0], data)) for w in ahead]
         if assumed.spread and node.op == "spmm" and data is not None and data not in sent:
-            sent.add(data)  # once, however many matrices read it
+            sent.add(data)  # once for all matrices that multiply it
             rows = PrimitiveCall(
                 "exchange", "h", "", "k" if data.kind == "cbsr" else data.cols, data.heads
             )
@@ -161,22 +162,21 @@ def tree_cost(tree: Tree, assumed: Assumptions) -> TreeCost:
             backward += _backward(node, needs, sampled=assumed.sampled)
             if node.op == "gemm" and needs(node.args[1]) and isinstance(node.args[0], Node):
                 left = node.args[0]
-                kept[left] = (left.rows, "k" if left.kind == "cbsr" else left.cols, left.heads)
-            if node.op == "spmm" and needs(node.args[0]) and node.args[1] not in fused:
-                data_ = node.args[1]
-                if isinstance(data_, Node):
-                    kept[data_] = (data_.rows, data_.cols, data_.heads)
-    return TreeCost(tuple(forward), tuple(backward), tuple(kept.values()))
+                saved[left] = (left.rows, "k" if left.kind == "cbsr" else left.cols, left.heads)
+            reads_data = node.op == "spmm" and needs(node.args[0])
+            if reads_data and isinstance(data, Node) and data not in accumulated:
+                saved[data] = (data.rows, data.cols, data.heads)
+    return TreeCost(tuple(forward), tuple(backward), tuple(saved.values()))
 
 
-def _reads(matrix: Tree | None, data: Tree | None) -> bool:
-    """Whether the scores of attention are made of all columns of these features, edge by edge."""
+def _scores_read(matrix: Tree | None, data: Tree | None) -> bool:
+    """Whether attention computes its scores per edge from all columns of these features."""
     attends = isinstance(matrix, Node) and matrix.op == "attend" and not matrix.folds
     return attends and data in matrix.args  # type: ignore[union-attr]
 
 
-def _addends(node: Node) -> list[Tree]:
-    """The last products of a sum: they are accumulated, not added."""
+def _accumulated(node: Node) -> list[Tree]:
+    """Return the products in a sum that are accumulated with ``addmm`` instead of added."""
     gemms = [a for a in node.args if isinstance(a, Node) and a.op == "gemm"]
     return [a for a in gemms if a.args[0] is not None and a.args[0].kind != "cbsr"]
 
@@ -202,8 +202,8 @@ def _forward(node: Node, *, sampled: bool = False) -> list[PrimitiveCall]:
             return [PrimitiveCall("scale_edges", rows, "", "1", heads, _graph(a[1]))]
         case "add":
             others = [x for x in a if x is not None and x.kind != "bias"]
-            additions = len(others) - max(len(_addends(node)), 1)
-            biases = len(a) - len(others) if not _addends(node) else 0
+            additions = len(others) - max(len(_accumulated(node)), 1)
+            biases = len(a) - len(others) if not _accumulated(node) else 0
             return [PrimitiveCall("elementwise", rows, "", cols, heads)] * (additions + biases)
         case "map":
             return [] if node.free else [PrimitiveCall("elementwise", rows, "", cols, heads)]
@@ -212,26 +212,26 @@ def _forward(node: Node, *, sampled: bool = False) -> list[PrimitiveCall]:
             PrimitiveCall("edge_softmax", rows, "", "1", heads, graph)]  # fmt: skip
 
 
-def _spmm(node: Node, *, turned: bool = False, sampled: bool = False) -> PrimitiveCall:
-    """The product of a matrix of edges with features, or its gradient for the features."""
+def _spmm(node: Node, *, transposed: bool = False, sampled: bool = False) -> PrimitiveCall:
+    """Return the product of a matrix of edges with features, or its gradient for the features."""
     matrix, data = node.args
     assert matrix is not None and data is not None
-    rows = data.rows if turned else node.rows
+    rows = data.rows if transposed else node.rows
     if data.kind == "cbsr":
-        name, inner = "sspmm" if turned else "cbsr_spmm", "k"
+        name, inner = "sspmm" if transposed else "cbsr_spmm", "k"
     elif sampled:
         name, inner = "sampled_spmm", "S"
     else:
         name = "spmm_weighted" if matrix.kind == "weighted" else "spmm"
-        inner = matrix.rows if turned else matrix.cols
-    shared = data.heads < node.heads and not turned and name == "spmm_weighted"
+        inner = matrix.rows if transposed else matrix.cols
+    shared = data.heads < node.heads and not transposed and name == "spmm_weighted"
     return PrimitiveCall(
-        name, rows, inner, node.cols, node.heads, _graph(matrix), turned, shared=shared
+        name, rows, inner, node.cols, node.heads, _graph(matrix), transposed, shared=shared
     )
 
 
 def _graph(tree: Tree | None) -> str:
-    """The matrix of edges in which a sparse tree has its entries."""
+    """Return the name of the matrix of edges whose entries a sparse tree has."""
     if isinstance(tree, Leaf):
         return tree.name
     assert tree is not None
@@ -251,7 +251,7 @@ def _backward(
             assert matrix is not None and data is not None
             work = []
             if needs(data):
-                work.append(_spmm(node, turned=True, sampled=sampled))
+                work.append(_spmm(node, transposed=True, sampled=sampled))
             if needs(matrix):
                 read = "k" if data.kind == "cbsr" else cols
                 work.append(PrimitiveCall("sddmm", rows, "", read, heads, _graph(matrix)))

@@ -14,11 +14,12 @@ __all__ = ["differences", "evaluated"]
 
 Outcome = tuple[list[Tensor], list[Tensor | None]]
 
-# Of the largest element: another order of additions moves results by far less, a wrong product by
-# far more.
+# Relative to the largest element. Rounding in another order of additions is far below, the error of
+# a wrong product far above.
 TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-2, torch.float16: 5e-2, torch.bfloat16: 1e-1}
 
-SMALL = 1e-3  # of the largest gradient: one that is no larger may be made of rounding errors
+# Relative to the largest gradient: gradients below may consist of rounding errors.
+SMALL = 1e-3
 
 
 def evaluated(
@@ -29,24 +30,24 @@ def evaluated(
     learning: bool = False,
     gradients: bool = False,
 ) -> Outcome:
-    """Call a model in evaluation mode, and leave it as it was.
+    """Call a model in evaluation mode, and restore its state.
 
-    That is its modes, buffers and other attributes, what layers with ``cached=True`` keep of a
-    first call, random numbers, and the report.
+    That is its modes, buffers and other attributes, caches of layers with ``cached=True``, random
+    number generators, and the report.
 
     Args:
         model: to call.
         args: of the call.
         kwargs: of the call.
-        learning: with gradients switched on.
-        gradients: compute them too.
+        learning: call it with gradients enabled.
+        gradients: compute gradients too.
 
     Returns:
-        The tensors of the result; gradients of parameters and arguments, None where none flows.
+        The tensors of the result; gradients of parameters and arguments, or None.
     """
-    inside = list(model.modules())
-    was = [(module, module.training) for module in inside]
-    with as_it_was(inside), uncounted():
+    modules = list(model.modules())
+    modes = [(module, module.training) for module in modules]
+    with as_it_was(modules), uncounted():
         try:
             model.eval()
             torch.manual_seed(0)
@@ -56,49 +57,49 @@ def evaluated(
                        if gradients and t.requires_grad]  # fmt: skip
             return outs, _gradients([t for t in outs if t.requires_grad], learned)
         finally:
-            for module, own in was:
-                module.training = own
+            for module, training in modes:
+                module.training = training
 
 
 def _gradients(outs: list[Tensor], learned: list[Tensor]) -> list[Tensor | None]:
-    """Gradients of a sum of all results, each element weighted otherwise."""
+    """Return gradients of a sum of all results with different weights."""
     if not outs or not learned:
         return []
     seeds = [torch.linspace(0.5, 1.5, t.numel(), device=t.device).to(t.dtype).view(t.shape)
              for t in outs]  # fmt: skip
-    found = torch.autograd.grad(outs, learned, seeds, allow_unused=True)
-    return [None if g is None else g.to_dense() if g.is_sparse else g for g in found]
+    gradients = torch.autograd.grad(outs, learned, seeds, allow_unused=True)
+    return [None if g is None else g.to_dense() if g.is_sparse else g for g in gradients]
 
 
 def _tensors(value: Any) -> list[Tensor]:
     return [t for t in tree_leaves(value) if isinstance(t, Tensor) and t.layout == torch.strided]
 
 
-def differences(expected: Outcome, found: Outcome) -> str:
-    """Return how two calls differ, or nothing."""
+def differences(expected: Outcome, actual: Outcome) -> str:
+    """Return how two calls differ, or an empty string."""
     largest = max((float(g.abs().max()) for g in expected[1] if g is not None and g.numel()),
                   default=0.0)  # fmt: skip
-    return _first(found[0], expected[0], "the result", 0.0) or _first(
-        found[1], expected[1], "a gradient", SMALL * largest
+    return _first(expected[0], actual[0], "the result", 0.0) or _first(
+        expected[1], actual[1], "a gradient", SMALL * largest
     )
 
 
 def _first(
-    found: Sequence[Tensor | None], expected: Sequence[Tensor | None], what: str, least: float
+    expected: Sequence[Tensor | None], actual: Sequence[Tensor | None], what: str, least: float
 ) -> str:
-    """The first difference between two lists of tensors."""
-    if len(found) != len(expected):
+    """Return the first difference between two lists of tensors."""
+    if len(actual) != len(expected):
         return f"{what} has another length"
-    wrong = (_differ(a, b, least) for a, b in zip(expected, found, strict=True))
+    wrong = (_differ(a, b, least) for a, b in zip(expected, actual, strict=True))
     return next((f"{what} {text}" for text in wrong if text), "")
 
 
-def _differ(expected: Tensor | None, found: Tensor | None, least: float) -> str:
-    if expected is None or found is None:
-        return "" if found is expected else "is missing in one of the two"
-    if (found.shape, found.dtype) != (expected.shape, expected.dtype):
+def _differ(expected: Tensor | None, actual: Tensor | None, least: float) -> str:
+    if expected is None or actual is None:
+        return "" if actual is expected else "is missing in one of the two"
+    if (actual.shape, actual.dtype) != (expected.shape, expected.dtype):
         return "has another shape or dtype"
-    a, b = expected.detach().double(), found.detach().double()
+    a, b = expected.detach().double(), actual.detach().double()
     finite = a.isfinite()
     if not torch.equal(finite, b.isfinite()):
         return "is finite in other places"

@@ -104,7 +104,7 @@ class Taped(Captured):
         self._outs = [out.detach() for out in outs]
         self._grads = [torch.zeros_like(out) if out.requires_grad else None for out in outs]
         with _capture() as self._backward:
-            self._made = gradients(outs, inputs, self._grads)
+            self._input_grads = gradients(outs, inputs, self._grads)
 
     def forward(self) -> Sequence[Tensor]:
         self._forward.repeat()
@@ -112,7 +112,7 @@ class Taped(Captured):
 
     def backward(self) -> Grads:
         self._backward.repeat()
-        return [grad if grad is None else grad.clone() for grad in self._made]
+        return [grad if grad is None else grad.clone() for grad in self._input_grads]
 
 
 @pytest.fixture

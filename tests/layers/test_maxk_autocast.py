@@ -31,14 +31,19 @@ def test_autocast_gives_the_dtype_that_pyg_gives(name, bias, width, k):
     ours, theirs = layer(maxk, options, width, bias=bias, k=k), layer(plain, options, width,
                                                                       bias=bias)  # fmt: skip
     theirs.load_state_dict(ours.state_dict())
-    x, edge_index = torch.randn(NODES, WIDTH), torch.randint(NODES, (2, EDGES))
+    x = torch.randn(NODES, WIDTH, requires_grad=True)
+    edge_index = torch.randint(NODES, (2, EDGES))
     exact = theirs(MaxK(k)(x), edge_index)
+    allowed = {"rtol": 2e-2, "atol": 2e-2 * float(exact.detach().abs().max())}
     with torch.autocast("cpu", torch.bfloat16):
         found, right = ours(x, edge_index), theirs(MaxK(k)(x), edge_index)
+        half = x.bfloat16()
+        found_half, right_half = ours(half, edge_index), theirs(MaxK(k)(half), edge_index)
     assert found.dtype == right.dtype
-    torch.testing.assert_close(
-        found.float(), exact, rtol=2e-2, atol=2e-2 * float(exact.abs().max())
-    )
+    torch.testing.assert_close(found.float(), exact, **allowed)
+    torch.testing.assert_close(found_half, right_half, **allowed)
+    found.float().sum().backward()
+    assert x.grad.dtype == torch.float32
 
 
 @pytest.mark.parametrize("autocast", [False, True])

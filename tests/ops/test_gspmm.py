@@ -13,7 +13,6 @@ from pyg_accel.ops.gspmm_backward import plan_gradients
 from pyg_accel.testing import GraphCase, truth
 
 EDGES = torch.tensor([[0, 1, 2, 2, 0, 3, 3, 3], [1, 0, 1, 1, 3, 3, 0, 0]])
-CASE = GraphCase("small", EDGES, 4, 5)
 
 
 @pytest.fixture

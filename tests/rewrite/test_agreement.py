@@ -223,11 +223,6 @@ class Around(torch.nn.Module):
         return self.head(self.inner(x, edge_index))
 
 
-class Unread(Around):
-    def forward(self, x, edge_index):
-        return super().forward(x, edge_index) if x.sum() < 1e9 else x
-
-
 def restored(module):
     file = io.BytesIO()
     torch.save(module, file)
@@ -237,8 +232,7 @@ def restored(module):
 
 @pytest.mark.parametrize("change", [lambda m: m, copy.deepcopy, restored],
                          ids=["made", "copied", "loaded"])  # fmt: skip
-@pytest.mark.parametrize("make", [Holder, Around, Unread, lambda: nn.GCNConv(8, 4)],
-                         ids=["flat", "nested", "whole", "layer"])  # fmt: skip
+@pytest.mark.parametrize("make", [Around, lambda: nn.GCNConv(8, 4)], ids=["model", "layer"])
 def test_the_state_has_the_same_names_in_the_same_order(make, change):
     x, edge_index = example()
     model = make().eval()

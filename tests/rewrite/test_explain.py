@@ -1,6 +1,5 @@
 """Plans as data, as text, Markdown and drawings."""
 
-import builtins
 import io
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -133,9 +132,7 @@ def test_without_price_all_only_those_that_compete_are_priced():
     assert [t.seconds for t in layer.trees] == [None, None]
 
 
-@pytest.mark.parametrize("rich", [True, False])
-def test_text(rich, monkeypatch):
-    monkeypatch.setattr(plans, "find_spec", lambda name: rich or None)
+def test_text():
     out = io.StringIO()
     found = pyg_accel.explain(Net(), *inputs(), train=True, cost=Flops(), file=out)
     text = out.getvalue()
@@ -164,10 +161,7 @@ def test_the_drawing_is_well_formed_and_shows_the_trees():
     assert any(t.startswith("chosen") for t in texts)
 
 
-@pytest.mark.parametrize("rich", [True, False])
-def test_text_explains_its_symbols_within_a_hundred_columns(rich, monkeypatch):
-    if not rich:
-        monkeypatch.setattr(plans, "find_spec", lambda name: None)
+def test_text_explains_its_symbols_within_a_hundred_columns():
     x, edge_index = inputs()
     for conv, *told in (
         (nn.TAGConv(12, 4, K=3), "D² = D D", "A: the edges, as a matrix"),
@@ -286,20 +280,6 @@ def test_from_the_command_line(tmp_path, capsys, monkeypatch):
     for arguments, told in mistakes.items():
         assert program.main(["explain", *arguments]) == 2
         assert told in capsys.readouterr().err
-
-
-def test_rich_is_not_needed(monkeypatch):
-    real = builtins.__import__
-
-    def without_rich(name, *args, **kwargs):
-        if name.startswith("rich"):
-            raise ImportError(name)
-        return real(name, *args, **kwargs)
-
-    found = pyg_accel.plan(Net(), *inputs())
-    monkeypatch.setattr(builtins, "__import__", without_rich)
-    monkeypatch.setattr(plans, "find_spec", lambda name: None)
-    assert "association" in str(found)
 
 
 def test_a_plan_explains_the_words_that_it_uses():

@@ -39,29 +39,10 @@ class Net(torch.nn.Module):
         return self.second(x, edge_index)
 
 
-class Branching(Net):
-    def forward(self, x, edge_index):
-        if self.training:
-            x = F.dropout(x, 0.2)
-        return super().forward(x, edge_index)
-
-
-class Short(Net):
-    def forward(s, x, edge_index, batch=None):
-        return s.second(s.norm(s.first(x, edge_index)).relu(), edge_index)
-
-
-class ShortBranching(Branching):
-    def forward(s, x, edge_index, scale=None):
-        if s.training:
-            x = F.dropout(x, 0.2)
-        return Short.forward(s, x, edge_index)
-
-
 class Nested(torch.nn.Module):
     def __init__(self):
         super().__init__()
-        self.encoder = Branching()
+        self.encoder = Net()
         self.head = nn.GCNConv(3, 2)
 
     def forward(self, x, edge_index):
@@ -100,11 +81,8 @@ def same(model, fast, *args, **kwargs):
 
 MODELS = {
     "user": Net,
-    "branching": Branching,
     "nested": Nested,
     "layer": lambda: nn.GCNConv(12, 4),
-    "self is s": Short,
-    "branching s": ShortBranching,
     "sequential": lambda: nn.Sequential("x, edge_index", [
         (torch.nn.Dropout(0.5), "x -> x"),
         (nn.GCNConv(12, 8), "x, edge_index -> x1"),
@@ -226,24 +204,6 @@ def test_the_example_is_not_what_a_layer_caches(make):
     torch.testing.assert_close(fast(*args), make.forward(copy.deepcopy(conv), *args))
     kept = [v for name, v in vars(conv).items() if name.startswith("_cached")]
     assert any(v is not None for v in kept)  # of the first call of the result
-
-
-def test_other_constants_than_those_of_the_example_take_their_own_branch():
-    class Net(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.conv = nn.GCNConv(12, 4)
-
-        def forward(self, x, edge_index, edge_weight=None, act="relu"):
-            out = self.conv(x, edge_index, edge_weight)
-            return out.relu() if act == "relu" else out
-
-    model, (x, edge_index) = Net(), inputs()
-    weight = torch.rand(E)
-    for fast in (optimize(model, x, edge_index), optimize(model, x, edge_index, weight)):
-        same(model, fast, x, edge_index)
-        same(model, fast, x, edge_index, act="none")
-        same(model, fast, x, edge_index, weight)
 
 
 @pytest.mark.parametrize(

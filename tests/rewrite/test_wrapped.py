@@ -1,7 +1,6 @@
 """The code of an optimised model is the model's own, whatever it branches on, holds or asks for."""
 
 import copy
-import functools
 import gc
 import inspect
 import pickle
@@ -98,76 +97,6 @@ def test_a_pair_of_the_same_features_and_then_one(train):
         agree(model, fast, second, edge_index)
 
 
-class Asks(Base):
-    """Its code asks for a mode of torch."""
-
-    def __init__(self, question):
-        super().__init__()
-        self.question = question
-
-    def forward(self, x, edge_index):
-        return self.conv(x * 2 if self.question() else x, edge_index)
-
-
-QUESTIONS = {
-    "autocast": (lambda: torch.is_autocast_enabled("cpu"),
-                 lambda: torch.autocast("cpu", torch.bfloat16)),
-    "grad": (torch.is_grad_enabled, torch.no_grad),
-    "inference": (torch.is_inference_mode_enabled, torch.inference_mode),
-    "deterministic": (lambda: torch.get_default_dtype() is torch.float32, None),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", QUESTIONS)
-def test_a_branch_on_a_mode_of_torch_is_taken_in_every_call(name):
-    question, context = QUESTIONS[name]
-    model, args = Asks(question).float(), (inputs()[0].float(), inputs()[1])
-    fast = optimize(model, *args)
-    torch.testing.assert_close(fast(*args), model(*args))
-    if context is None:
-        torch.set_default_dtype(torch.float32)
-        torch.testing.assert_close(fast(*args), model(*args))
-        return
-    with context():
-        mine, theirs = fast(*args), model(*args)
-    torch.testing.assert_close(mine.float(), theirs.float(), rtol=0.05, atol=0.05)
-
-
-OUTSIDE = torch.nn.Dropout(0.5)
-
-
-class Foreign(torch.nn.Module):
-    """The mode is that of a module which is not inside."""
-
-    def __init__(self, kind):
-        super().__init__()
-        self.first, self.last, self.kind = nn.SAGEConv(12, 12), nn.SAGEConv(12, 4), kind
-        self.other = [OUTSIDE]
-        self.steps = {
-            "lambda": lambda x: F.dropout(x, 0.5, self.training),
-            "partial": functools.partial(lambda own, x: F.dropout(x, 0.5, own[0].training),
-                                         self.other),
-            "list": lambda x: self.other[0](x),
-            "global": lambda x: F.dropout(x, 0.5, OUTSIDE.training),
-        }  # fmt: skip
-
-    def forward(self, x, edge_index):
-        return self.last(self.steps[self.kind](self.first(x, edge_index)), edge_index)
-
-
-@pytest.mark.parametrize("copied", [False, True])
-@pytest.mark.parametrize("kind", ["lambda", "partial", "list", "global"])
-def test_a_function_may_ask_a_module_elsewhere(kind, copied):
-    OUTSIDE.train()
-    first, args = Foreign(kind), inputs()
-    model = copy.deepcopy(first) if copied else first  # its lambdas are those of the first
-    fast = optimize(model, *args, train=True)
-    assert not torch.equal(fast(*args), fast(*args))
-    for module in (OUTSIDE, first, model, *model.other):
-        module.eval()
-    agree(model, fast, *args)
-
-
 class Child(torch.nn.Module):
     def __init__(self, parent):
         super().__init__()
@@ -258,19 +187,6 @@ def test_graph_modules_are_optimised_like_any_module():
     agree(model, fast, *args)
     again = torch.fx.GraphModule(model, Tracer().trace(model))  # while one is optimised
     assert [n.target for n in again.graph.nodes if n.op == "call_module"] == ["a", "b"]
-
-
-def test_a_sequential_in_a_sequential_with_lambdas():
-    inner = nn.Sequential(
-        "x, e", [(nn.GCNConv(12, 12), "x, e -> x"), (lambda x: x.relu(), "x -> x")]
-    )
-    model = nn.Sequential("x, e", [
-        (inner, "x, e -> y"), (functools.partial(torch.add, alpha=2), "x, y -> x"),
-        (nn.SAGEConv(12, 4), "x, e -> x"),
-    ])  # fmt: skip
-    fast = optimize(model, *inputs())
-    assert len(decided(fast)) == 2
-    agree(model, fast, *inputs())
 
 
 CHANGES = [

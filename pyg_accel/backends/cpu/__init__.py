@@ -1,8 +1,8 @@
 """The CPU backend: the copy-reduce and binary-reduce of the DGL paper on x86, in C++.
 
-Pull model over CSR rows (paper, section 3.1), rows split among threads by entries and hubs split
-too, features in registers, blocks of columns and of sources sized from the last-level cache.
-Nothing depends on the number of threads: results are bit-equal for any of them.
+Each thread computes rows of the result (pull model; paper, section 3.1). Rows are divided among
+threads by entries, and long rows are split. Features are kept in registers, and blocks of columns
+and of sources are sized by the last-level cache. Results are bit-equal for any number of threads.
 """
 
 from typing import Any
@@ -21,13 +21,13 @@ from pyg_accel.native import build_info, cpu_library, cpu_unavailable_reasons, d
 
 __all__ = ["CPU"]
 
-# A product of two dense matrices takes as long per column as that of compressed rows per entry,
-# divided by this; gradients included, measured for F = 256 on AVX-512.
-_ZEROS_A_PRODUCT = 3
+# Time per entry of a product with compressed rows, over the time per column of a dense product;
+# gradients included, measured for F = 256 on AVX-512.
+_COLUMNS_PER_ENTRY = 3
 
 
 def _cost(spec: OpSpec) -> float:
-    """Bytes gathered at about 20 GB/s, and what a call costs."""
+    """Return the seconds to gather all bytes at about 20 GB/s, plus those of an empty call."""
     return 1e-5 + 2e-10 * spec.num_edges * spec.heads * spec.width * spec.dtype.itemsize / 4
 
 
@@ -36,7 +36,7 @@ def _of_cpu(spec: OpSpec) -> list[str]:
 
 
 def _fused_reasons(spec: OpSpec) -> list[str]:
-    """Of what runs in one pass over a row, by csrc/cpu/stages.h."""
+    """Reasons against one pass over the rows by csrc/cpu/stages.h."""
     return placement_reasons(spec, "cpu") + attention.reasons(spec)
 
 
@@ -55,13 +55,13 @@ def _sampled_reasons(spec: OpSpec) -> list[str]:
 
 def _cbsr_mm_reasons(spec: OpSpec) -> list[str]:
     reasons = placement_reasons(spec, "cpu")
-    if spec.k * _ZEROS_A_PRODUCT > spec.num_cols:
+    if spec.k * _COLUMNS_PER_ENTRY > spec.num_cols:
         reasons.append(f"dense rows of {spec.num_cols} columns are multiplied faster")
     return reasons
 
 
 def _are_products(spec: OpSpec) -> bool:
-    """Products of two operands and dot products have kernels of their own, which are faster."""
+    """Whether all are products of two operands or dot products, whose own kernels are faster."""
     return all(_is_product(parse(text)) for text in spec.formulas)
 
 
@@ -73,7 +73,7 @@ def _is_product(formula: Formula) -> bool:
 
 
 def _has_one_head(spec: OpSpec) -> bool:
-    """Its parts have kernels of their own, which are faster unless one pass saves a gather."""
+    """With one head, kernels of the parts are faster, unless one pass saves reading rows twice."""
     return spec.heads == 1 and not shares_rows(spec)
 
 
@@ -115,7 +115,7 @@ def _sampled_spmm(
 
 
 def _info() -> dict[str, Any]:
-    """The instruction sets, the cache size and the build's facts."""
+    """Return the instruction sets, the cache size and the facts of the build."""
     facts = dict(item.split("=", 1) for item in cpu_library().info().split(";"))
     return {**facts, **{k: v for k, v in build_info().items() if not k.startswith("cuda")}}
 

@@ -1,4 +1,4 @@
-"""Attention on the CPU: one pass over a row, and one over the transposed graph for its gradient."""
+"""Attention on the CPU: one pass over the rows, and one over the transposed graph for gradients."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,7 +17,7 @@ __all__ = ["bind", "bind_several", "reasons", "run", "run_backward", "run_severa
 
 
 def reasons(spec: OpSpec) -> list[str]:
-    """Return why a call cannot be run in one pass over a row."""
+    """Return why a call cannot be run in one pass over the rows."""
     if spec.op.startswith("gspmm"):
         if not set(spec.reduces) <= {"sum", "none"}:
             return ["a sum over the width inside of what is not summed up"]
@@ -37,7 +37,7 @@ def reasons(spec: OpSpec) -> list[str]:
 def bind_several(
     formulas: list[Formula], reduces: list[str], operands: list[Tensor]
 ) -> Callable[[CSR], Launch]:
-    """Return what launches :func:`run_several` of operands like these."""
+    """Return a launcher of :func:`run_several` for operands like these."""
     shapes, (sums, stores) = shapes_of(operands), split(formulas, reduces)
     if any(0 in shape for shape in shapes) or (sums and stores):
         return lambda csr: Launch(run_several, (csr, formulas, reduces), listed=True)
@@ -59,17 +59,17 @@ def run_several(
         return [like.new_zeros(rows[r], heads, shape_of(f, sizes)[1])
                 for f, r in zip(formulas, reduces, strict=True)]  # fmt: skip
     results = _run(csr, compile_stages(sums, stores, shapes), operands, [])
-    done = {"sum": iter(results), "none": iter(results[len(sums) :])}
-    each = [next(done[reduce]) for reduce in reduces]
-    return [t.unsqueeze(-1) if t.dim() == 2 else t for t in each]
+    by_reduce = {"sum": iter(results), "none": iter(results[len(sums) :])}
+    in_order = [next(by_reduce[reduce]) for reduce in reduces]
+    return [t.unsqueeze(-1) if t.dim() == 2 else t for t in in_order]
 
 
 def split(
     formulas: Sequence[Formula], reduces: Sequence[str]
 ) -> tuple[tuple[Formula, ...], tuple[Formula, ...]]:
-    """Return those that are summed up, and those that are kept for every edge."""
-    both = list(zip(formulas, reduces, strict=True))
-    return tuple(f for f, r in both if r == "sum"), tuple(f for f, r in both if r == "none")
+    """Return the formulas to sum over each row, and those to return for every edge."""
+    pairs = list(zip(formulas, reduces, strict=True))
+    return tuple(f for f, r in pairs if r == "sum"), tuple(f for f, r in pairs if r == "none")
 
 
 def run(csr: CSR, score: Formula, value: Formula, operands: list[Tensor]) -> list[Tensor]:
@@ -81,7 +81,7 @@ def run(csr: CSR, score: Formula, value: Formula, operands: list[Tensor]) -> lis
 def bind(
     csr: CSR, score: Formula, value: Formula, operands: list[Tensor]
 ) -> Callable[[CSR], Launch]:
-    """Return what launches calls like this one."""
+    """Return a launcher of calls like this one."""
     shapes = shapes_of(operands)
     heads, width = max(h for h, _ in shapes), shape_of(value, dict(enumerate(shapes)))[1]
     if heads * width == 0 or any(0 in shape for shape in shapes):
@@ -98,23 +98,23 @@ def _nothing(csr: CSR, like: Tensor, heads: int, width: int) -> list[Tensor]:
 
 
 def run_backward(csr: CSR, call: AttentionGradient) -> list[Tensor]:
-    """Compute weights anew, and add up gradients, in one pass over each row."""
-    grad, given = call.grad, [*call.operands, call.grad]
+    """Compute weights again, and sum gradients, in one pass over each row."""
+    grad, operands = call.grad, [*call.operands, call.grad]
     sums, stores = call.formulas()
-    shapes, heads = shapes_of(given), grad.size(1)
+    shapes, heads = shapes_of(operands), grad.size(1)
     if 0 in grad.shape[1:]:
         sizes = dict(enumerate((*shapes, (heads, 1), (heads, 1))))
         outs = [grad.new_zeros(csr.num_rows, heads, shape_of(f, sizes)[1]) for f in sums]
         return outs + [grad.new_zeros(csr.col.numel(), heads, 1) for _ in stores]
     delta = cpu_library().row_dots(grad, call.out)
     stages = compile_stages(sums, stores, shapes)
-    results = _run(csr, stages, given, [call.total, delta])
+    results = _run(csr, stages, operands, [call.total, delta])
     return [t.unsqueeze(-1) if t.dim() == 2 else t for t in results]
 
 
-def _run(csr: CSR, stages: Stages, operands: list[Tensor], given: list[Tensor]) -> list[Tensor]:
+def _run(csr: CSR, stages: Stages, operands: list[Tensor], numbers: list[Tensor]) -> list[Tensor]:
     results: list[Tensor] = cpu_library().stages(
-        *csr[:4], list(stages.sides), given, list(stages.code), stages.heads, stages.scores,
+        *csr[:4], list(stages.sides), numbers, list(stages.code), stages.heads, stages.scores,
         operands,
     )  # fmt: skip
     return results

@@ -13,14 +13,14 @@ __all__ = ["dot", "mm", "mm_t", "sddmm", "spmm", "sspmm"]
 
 
 def _dense_pays(width: int, k: int) -> bool:
-    """Whether whole vectors of a dense row take less time than k single numbers of it."""
+    """Whether reading whole dense rows is faster than reading k single elements of them."""
     return width >= 64 and 8 * k > width
 
 
 def spmm(
     csr: CSR, values: Tensor, indices: Tensor, width: int, weight: Tensor | None, reduce: str
 ) -> Tensor:
-    """Aggregate, over dense rows where most of their columns are stored."""
+    """Aggregate compressed rows; if many columns are stored, as dense rows."""
     if _dense_pays(width, values.size(1)):
         x = scattered(CBSR(values, indices, width))
         return weighted_sum(gspmm.run, csr, x, weight, reduce)
@@ -31,7 +31,7 @@ def spmm(
 
 
 def sspmm(csr: CSR, transposed: CSR, x: Tensor, indices: Tensor, weight: Tensor | None) -> Tensor:
-    """Push rows of x to their neighbours' stored columns, or gather whole rows."""
+    """Add rows of x to the stored columns of their neighbours, or gather dense rows."""
     if _dense_pays(x.size(1), indices.size(1)):
         return weighted_sum(gspmm.run, transposed, x, weight, "sum").gather(1, indices.long())
     out: Tensor = cpu_library().cbsr_sspmm(
@@ -41,24 +41,24 @@ def sspmm(csr: CSR, transposed: CSR, x: Tensor, indices: Tensor, weight: Tensor 
 
 
 def dot(csr: CSR, values: Tensor, indices: Tensor, x: Tensor) -> Tensor:
-    """Multiply the rows of both ends of every edge."""
+    """Compute the dot product of the rows at both ends of every edge."""
     out: Tensor = cpu_library().cbsr_dot(*csr[:4], widened(values), indices, widened(x))
     return out.to(x.dtype)
 
 
 def mm(values: Tensor, indices: Tensor, width: int, dense: Tensor) -> Tensor:
-    """Multiply stored columns by rows of a dense matrix."""
+    """Multiply compressed rows with a dense matrix."""
     out: Tensor = cpu_library().cbsr_mm(widened(values), indices, width, widened(dense))
     return out.to(values.dtype)
 
 
 def sddmm(x: Tensor, indices: Tensor, dense: Tensor) -> Tensor:
-    """Multiply two dense matrices at the stored columns."""
+    """Multiply two dense matrices, only at the stored columns."""
     out: Tensor = cpu_library().cbsr_sddmm(widened(x), indices, widened(dense))
     return out.to(x.dtype)
 
 
 def mm_t(values: Tensor, indices: Tensor, width: int, x: Tensor) -> Tensor:
-    """Add the products of stored columns and dense rows up by column."""
+    """Multiply the transpose of compressed rows with dense rows."""
     out: Tensor = cpu_library().cbsr_mm_t(widened(values), indices, width, widened(x))
     return out.to(values.dtype)

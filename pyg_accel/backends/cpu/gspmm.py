@@ -1,4 +1,4 @@
-"""Message formulas on the CPU: which of the library's kernels runs a formula."""
+"""Message formulas on the CPU: chooses the kernel of the library for a formula."""
 
 from collections.abc import Callable
 from typing import Any
@@ -21,14 +21,14 @@ __all__ = ["bind", "run"]
 def run(
     csr: CSR, formula: Formula, operands: list[Tensor], reduces: list[str], *, want_arg: bool
 ) -> list[Tensor]:
-    """Run a call by itself."""
+    """Run a single call."""
     return bind(csr, formula, operands, reduces, want_arg=want_arg)(csr)(operands)
 
 
 def bind(
     csr: CSR, formula: Formula, operands: list[Tensor], reduces: list[str], *, want_arg: bool
 ) -> Callable[[CSR], Launch]:
-    """Return what launches calls like this one: SpMM, a dot, stages or the register machine."""
+    """Return a launcher of calls like this one: SpMM, dots, stages or the register machine."""
     library, shapes = cpu_library(), shapes_of(operands)
     full = tuple(0 if 0 in sizes else max(sizes) for sizes in zip(*shapes, strict=True))
     heads, width = full
@@ -70,10 +70,10 @@ def _matrix(library: Any, csr: CSR) -> Matrix:
 def _as_spmm(
     formula: Formula, shapes: Shapes, full: tuple[int, ...]
 ) -> tuple[int, int | None, int, bool] | None:
-    """What the SpMM kernels need: features, weights, how they meet, and whether a relu follows.
+    """Return features, weights, how to combine them, and whether a relu follows, for SpMM kernels.
 
-    They do ``u``, ``u * e`` with one weight per edge (and head), and with edge features as wide as
-    those of ``u`` also ``u + e``, ``u - e``, ``e - u``, ``u * e`` and the relu of each.
+    These compute ``u``, ``u * e`` with one weight per edge (and head), and with edge features as
+    wide as those of ``u`` also ``u + e``, ``u - e``, ``e - u``, ``u * e`` and the relu of each.
     """
     if isinstance(formula, Operand) and formula.side == "u":
         return formula.index, None, 0, False
@@ -84,8 +84,8 @@ def _as_spmm(
             if (u.side, e.side) != ("u", "e") or shapes[u.index] != full:
                 return None
             if shapes[e.index] == full:
-                meet = COMBINE.index("reverse_sub" if op == "sub" and a is e else op)
-                return u.index, e.index, meet, relu
+                combine = COMBINE.index("reverse_sub" if op == "sub" and a is e else op)
+                return u.index, e.index, combine, relu
             if op == "mul" and not relu and shapes[e.index][1] == 1:
                 return u.index, e.index, 0, False
     return None

@@ -1,4 +1,4 @@
-"""Message formulas as code for the register machine in csrc/cpu/program_kernel.h."""
+"""Compiles message formulas for the register machine in csrc/cpu/program_kernel.h."""
 
 import struct
 from dataclasses import dataclass
@@ -34,12 +34,18 @@ REDUCES = ("sum", "mean", "max", "min", "prod", "sqsum", "none")
 MAX_OPERANDS = 12
 MAX_INSTRUCTIONS = 48
 MAX_REDUCES = 6
-WORDS = 6  # integers of an instruction
+WORDS = 6  # integers per instruction
 
 
 @dataclass(frozen=True)
 class Program:
-    """Straight-line code: six integers an instruction; the message's register; a last sum."""
+    """Straight-line code.
+
+    Attributes:
+        code: six integers per instruction.
+        result: the register of the message.
+        sum_result: whether to sum the message over the width.
+    """
 
     code: tuple[int, ...]
     result: int
@@ -47,12 +53,12 @@ class Program:
 
 
 def sums_inside(formula: Formula) -> bool:
-    """Whether a formula sums over the width elsewhere than outermost."""
+    """Whether a formula has a sum over the width that is not its outermost operation."""
     return has_sum(formula.arg if isinstance(formula, Sum) else formula)
 
 
 def program_reasons(formula: Formula, reduces: tuple[str, ...]) -> list[str]:
-    """Return why a formula is not for the register machine."""
+    """Return why the register machine does not support a formula."""
     reasons = []
     inner = formula.arg if isinstance(formula, Sum) else formula
     if sums_inside(formula):
@@ -71,9 +77,9 @@ def compile_formula(formula: Formula, shapes: tuple[tuple[int, int], ...], width
     """Return the code of a formula; equal parts are computed once.
 
     Args:
-        formula: the message; a sum may only stand outermost.
+        formula: the message; only its outermost operation may be a sum.
         shapes: (heads, width) of the operands.
-        width: width that the message is computed at.
+        width: width of the message, before that sum.
     """
     inner = formula.arg if isinstance(formula, Sum) else formula
     code, results = compile_formulas((inner,), shapes, width)
@@ -103,16 +109,16 @@ def _register(node: Formula, registers: dict[Formula, int]) -> int:
 
 
 def _instructions(*formulas: Formula) -> dict[Formula, None]:
-    """The distinct operations of formulas, inputs before outputs."""
-    found: dict[Formula, None] = {}
+    """Return the distinct operations of formulas, inputs before outputs."""
+    operations: dict[Formula, None] = {}
 
     def visit(node: Formula) -> None:
-        if isinstance(node, Operand) or node in found:
+        if isinstance(node, Operand) or node in operations:
             return
         for child in children(node):
             visit(child)
-        found[node] = None
+        operations[node] = None
 
     for formula in formulas:
         visit(formula)
-    return found
+    return operations

@@ -1,8 +1,8 @@
-"""Formulas as the stages of csrc/cpu/stages.h: sums over the width, numbers, rows of features.
+"""Splits formulas into the stages of csrc/cpu/stages.h.
 
-A message such as ``exp(sum(mul(u0,v1))) * u2`` has two widths, that of a number and that of a row.
-It is taken apart here into what is summed over the width, what is computed from such numbers alone,
-and rows that are multiplied by one number each.
+A message such as ``exp(sum(mul(u0,v1))) * u2`` has parts of width 1 and parts of the width of
+features. The stages are: sums over the width; numbers (per edge and head) that are computed from
+these sums; and rows of features that are multiplied by one number each.
 """
 
 from collections.abc import Iterator, Sequence
@@ -43,19 +43,19 @@ Shape = tuple[int, int]
 
 
 class _TooMuch(Exception):
-    """The kernel cannot do it."""
+    """The kernel does not support a formula."""
 
 
 @dataclass(frozen=True)
 class Stages:
-    """What the kernel needs.
+    """The arguments of the kernel.
 
     Attributes:
-        code: integers, as stages.cpp reads them.
+        code: integers, in the format that stages.cpp reads.
         sides: of the operands.
         heads: of the outputs.
-        scores: the number that a softmax is taken of, or -1.
-        plain: rows of features are read and multiplied alone, not computed.
+        scores: the index of the number that the softmax is taken of, or -1.
+        plain: whether rows of features are only read and multiplied by numbers.
     """
 
     code: tuple[int, ...]
@@ -72,7 +72,7 @@ def stages_reasons(
     shapes: tuple[Shape, ...],
     score: Formula | None = None,
 ) -> list[str]:
-    """Return why :func:`compile_stages` cannot do it."""
+    """Return why :func:`compile_stages` does not support formulas."""
     try:
         compile_stages(sums, stores, shapes, score)
     except _TooMuch as error:
@@ -87,25 +87,27 @@ def compile_stages(
     shapes: tuple[Shape, ...],
     score: Formula | None = None,
 ) -> Stages:
-    """Take formulas apart.
+    """Split formulas into stages.
 
-    Operands beyond the shapes are numbers that are given, one per source and head.
+    Operands beyond the shapes are further arguments of the kernel: a number per source and head.
 
     Args:
-        sums: to be added up over each row.
-        stores: of one number per edge and head, to be kept.
+        sums: to sum over each row.
+        stores: with one number per edge and head, to return for every edge.
         shapes: (heads, width) of the operands.
-        score: the softmax of it over a row multiplies the sums.
+        score: its softmax over each row multiplies the sums.
     """
     return _Builder(sums, stores, shapes, score).stages()
 
 
 def is_plain(formula: Formula, reduce: str, shapes: tuple[Shape, ...]) -> bool:
-    """Return whether stages compute a reduction of which rows of features are read alone."""
+    """Return whether stages that are ``plain`` compute a reduction of a formula."""
     if reduce not in ("sum", "none"):
         return False
-    given = ((formula,), ()) if reduce == "sum" else ((), (formula,))
-    return not stages_reasons(*given, shapes) and compile_stages(*given, shapes).plain
+    sums_and_stores = ((formula,), ()) if reduce == "sum" else ((), (formula,))
+    if stages_reasons(*sums_and_stores, shapes):
+        return False
+    return compile_stages(*sums_and_stores, shapes).plain
 
 
 class _Builder:
@@ -158,14 +160,14 @@ class _Builder:
     def program(
         self, formulas: Sequence[Formula], width: int, *, heads_as_columns: bool = False
     ) -> list[int]:
-        """Width, operands, instructions and results of a program."""
+        """Return width, operands, instructions and results of a program."""
         used = list(dict.fromkeys(o.index for f in formulas for o in operands_of(f)))
-        own = [map_operands(f, lambda o: Operand(o.side, used.index(o.index))) for f in formulas]
+        local = [map_operands(f, lambda o: Operand(o.side, used.index(o.index))) for f in formulas]
         shapes = tuple(self.sizes[i] for i in used)
         columns = width
         if heads_as_columns:
             shapes, columns = tuple((1, h) for h, _ in shapes), self.heads
-        code, results = compile_formulas(tuple(own), shapes, columns)
+        code, results = compile_formulas(tuple(local), shapes, columns)
         if len(used) > MAX_OPERANDS or len(code) // WORDS > MAX_INSTRUCTIONS:
             raise _TooMuch("a formula of too many operands or operations")
         return [width, len(used), *used, len(code), *code, len(results), *results]
@@ -174,14 +176,14 @@ class _Builder:
         return shape_of(formula, self.sizes)[1]
 
     def number(self, formula: Formula) -> int:
-        """The number that a formula of numbers is."""
+        """Return the index of the number that a formula computes."""
         if formula not in self.results:
             self.results.append(formula)
             _limit(self.results, MAX_RESULTS, "numbers per edge")
         return FIRST_RESULT + self.results.index(formula)
 
     def pulled(self, formula: Formula) -> Formula:
-        """A formula of one number, whose sums are computed before it."""
+        """Return a formula of width 1 with its sums replaced by the results of the first stage."""
         match formula:
             case Sum(arg=arg):
                 parts = [self.summed(sign, part, self.width(arg)) for sign, part in addends(arg)]
@@ -189,7 +191,7 @@ class _Builder:
         return map_children(formula, self.pulled)
 
     def summed(self, sign: float, part: Formula, width: int) -> Formula:
-        """The sum over the width of one addend."""
+        """Return the sum over the width of an addend, as a formula of numbers."""
         coefficient, rest = self.product(part, early=True)
         if rest is None:
             return times(coefficient, Const(sign * width))
@@ -200,7 +202,7 @@ class _Builder:
         return times(times(coefficient, Const(sign)), number)
 
     def terms_of(self, formula: Formula) -> Iterator[tuple[int, Formula | None]]:
-        """Coefficients and rows that add up to a formula."""
+        """Yield coefficients and rows whose products add up to a formula."""
         for sign, part in addends(formula) if self.width(formula) > 1 else [(1.0, formula)]:
             coefficient, rest = self.product(part, early=False)
             coefficient = times(coefficient, Const(sign))
@@ -210,12 +212,12 @@ class _Builder:
             yield (-1 if alone else self.number(coefficient)), rest
 
     def product(self, formula: Formula, *, early: bool) -> tuple[Formula, Formula | None]:
-        """A number, and rows (None for 1), whose product a formula is."""
+        """Return a number and rows (None for 1) whose product is a formula."""
         number, rest = factors(formula, self.sizes)
         return self.pulled(number), None if rest == Const(1.0) else self.inner(rest, early=early)
 
     def inner(self, formula: Formula, *, early: bool) -> Formula:
-        """A formula of rows; what it computes of numbers alone is computed before it."""
+        """Return a formula of rows, with its parts of width 1 replaced by numbers."""
         if self.width(formula) == 1 and not isinstance(formula, Operand | Const):
             if not early:
                 return Operand("e", self.count + self.number(self.pulled(formula)))

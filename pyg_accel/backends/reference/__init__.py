@@ -1,8 +1,7 @@
-"""The reference backend: plain torch, any dtype and device, messages written out in full.
+"""The reference backend: plain torch, for any dtype and device, with a row per message.
 
-It is slow and uses E x F memory. It is what the others are tested against, in float64; and its
-functions say what each operator is: a kernel of that operator, in any backend, has their arguments
-and their results.
+It is slow and uses E x F memory. Other backends are tested against it in float64, and its functions
+define the operators: kernels of all backends have the same arguments and results.
 
 Shapes: ``H`` heads, ``F`` features per head; operands are ``[rows, 1 | H, 1 | F]`` and contiguous
 within a row, index operands (winners of a maximum) have the dtype of ``csr.col``.
@@ -97,7 +96,7 @@ def gspmm_several(
 def scatter_arg(grad: Tensor, arg: Tensor, num_cols: int) -> Tensor:
     """Add ``grad[r, f]`` to row ``arg[r, f]`` of a zero [num_cols, F]; skip negative ones."""
     out = grad.new_zeros(num_cols + 1, grad.size(1))
-    index = torch.where(arg < 0, num_cols, arg.long())  # winners of empty rows: a row that is cut
+    index = torch.where(arg < 0, num_cols, arg.long())  # an extra row for empty rows, cut off
     return out.scatter_add_(0, index, grad)[:-1]
 
 
@@ -124,14 +123,14 @@ def sampled_spmm(
     sampling: Sampling,
     seed: Tensor | None,
 ) -> Tensor:
-    """Add up at most ``sampling.width`` entries of each row; here in float64, rounded once.
+    """Sum at most ``sampling.width`` entries of each row; here in float64, rounded once.
 
     Args:
         csr: the graph.
         x: [num_cols, H, F]; with a scale, of int8 or float8_e4m3fn.
-        scale: float32, [num_cols, 1] or [1, H * F], what ``x`` is multiplied by.
+        scale: float32 factors of ``x``, [num_cols, 1] or [1, H * F].
         weight: [E, 1 | H], contiguous, by ``csr.eid``.
-        sampling: which entries, and by what they are multiplied.
+        sampling: which entries to take, and their factors.
         seed: [1] int64 on the same device, for random samples.
 
     Returns:
@@ -180,7 +179,7 @@ def _reduce(message: Tensor, row: Tensor, eid: Tensor, num_rows: int, reduce: st
 
 
 def _winners(message: Tensor, out: Tensor, row: Tensor, winner: Tensor) -> Tensor:
-    """The first entry of each row that holds its maximum or minimum."""
+    """Return the first entry of each row that is its maximum or minimum."""
     best = out.index_select(0, row)
     wins = (message == best) | (message.isnan() & best.isnan())
     entries = message.size(0)
@@ -194,7 +193,7 @@ def _winners(message: Tensor, out: Tensor, row: Tensor, winner: Tensor) -> Tenso
 
 
 def _cost(spec: OpSpec) -> float:
-    """Well above any other: several passes over E x F memory."""
+    """Return a cost far above all others: several passes over E x F memory."""
     return 1.0 + 1e-8 * spec.num_edges * spec.heads * spec.width
 
 

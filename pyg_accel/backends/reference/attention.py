@@ -1,4 +1,4 @@
-"""Attention and its gradients, as they are defined."""
+"""Definitions of attention and its gradients."""
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ __all__ = ["attention", "attention_backward"]
 
 
 def attention(csr: CSR, score: Formula, value: Formula, operands: list[Tensor]) -> list[Tensor]:
-    """Sum up values weighted by the softmax of scores over each row.
+    """Sum values weighted by the softmax of scores over each row.
 
     Args:
         csr: the graph.
@@ -22,9 +22,8 @@ def attention(csr: CSR, score: Formula, value: Formula, operands: list[Tensor]) 
         operands: of both, by operand index.
 
     Returns:
-        [num_rows, H, F], empty rows 0; and [num_rows, H], the logarithm of the sum of the
-        exponentials of a row's scores (empty rows anything), in float64 for float64 operands and in
-        float32 for others.
+        [num_rows, H, F], 0 for empty rows; and [num_rows, H], the logsumexp of the scores of each
+        row (undefined for empty rows), in float64 for float64 operands and in float32 for others.
     """
     dtype, wide = operands[0].dtype, [widened(t) for t in operands]
     place = places_of(csr)
@@ -33,20 +32,20 @@ def attention(csr: CSR, score: Formula, value: Formula, operands: list[Tensor]) 
     heads = max(scores.size(1), values.size(1))
     scores, index = scores.expand(-1, heads, 1), place["v"].view(-1, 1, 1).expand(-1, heads, 1)
     zeros = scores.new_zeros(csr.num_rows, heads, 1)
-    most = zeros.scatter_reduce(0, index, scores, "amax", include_self=False)
-    shares = (scores - most.gather(0, index)).exp()
+    largest = zeros.scatter_reduce(0, index, scores, "amax", include_self=False)
+    shares = (scores - largest.gather(0, index)).exp()
     sums = zeros.scatter_add(0, index, shares)
     message = shares / sums.gather(0, index) * values
     out = message.new_zeros(csr.num_rows, *message.shape[1:]).index_add_(0, place["v"], message)
-    return [out.to(dtype), (most + sums.log()).squeeze(-1)]
+    return [out.to(dtype), (largest + sums.log()).squeeze(-1)]
 
 
 def attention_backward(csr: CSR, call: AttentionGradient) -> list[Tensor]:
-    """Go over the transposed graph and add up gradients of its rows' operands.
+    """Sum gradients of the operands of rows, over the transposed graph.
 
     Returns:
-        [num_rows, H, F | 1] per formula; then what is wanted, [E, H, 1] in the order of
-        ``csr.eid``.
+        [num_rows, H, F | 1] per formula; then gradients of scores and weights, if wanted, [E, H, 1]
+        in the order of ``csr.eid``.
     """
     dtype = call.grad.dtype
     wide = [widened(t) for t in (*call.operands, call.grad, call.out)]

@@ -1,8 +1,8 @@
-"""MaxK and the products with CBSR matrices in plain torch, E x k terms written out.
+"""MaxK and the products with CBSR matrices in plain torch, with E x k terms in memory.
 
 ``values`` and ``indices`` are CBSR rows (see :class:`pyg_accel.cbsr.CBSR`), in products over a
 graph those of the source nodes: [num_cols, k], contiguous. ``weight`` is [E] as ``csr.eid`` numbers
-edges, or None for 1. Dense matrices are contiguous, and of one dtype with the values.
+edges, or None for 1. Dense matrices are contiguous, and of the dtype of the values.
 """
 
 import torch
@@ -16,9 +16,9 @@ __all__ = ["cbsr_dot", "cbsr_mm", "cbsr_mm_t", "cbsr_sddmm", "cbsr_spmm", "maxk"
 
 
 def maxk(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Keep the k < F largest of each row of x [N, F], contiguous.
+    """Select the k < F largest elements of each row of x [N, F], contiguous.
 
-    NaN is larger than everything, -0.0 equals 0.0, the lowest columns win among equals.
+    NaN is larger than everything, -0.0 equals 0.0, and of equal elements the lowest columns win.
 
     Returns:
         values [N, k] and indices [N, k] (uint8 if F <= 256, else uint16), columns ascending.
@@ -34,8 +34,8 @@ def cbsr_spmm(
     """Aggregate CBSR features into dense rows [num_rows, width]; ``reduce`` sum or mean."""
     row, col = ptr2index(csr.rowptr, csr.col.numel()), csr.col.long()
     terms = widened(values)[col] * _weights(csr, weight)
-    place = row.unsqueeze(1) * width + indices.long()[col]
-    out = terms.new_zeros(csr.num_rows * width).scatter_add_(0, place.flatten(), terms.flatten())
+    target = row.unsqueeze(1) * width + indices.long()[col]
+    out = terms.new_zeros(csr.num_rows * width).scatter_add_(0, target.flatten(), terms.flatten())
     out = out.view(csr.num_rows, width)
     if reduce == "mean":
         out = out / csr.rowptr.diff().clamp(min=1).unsqueeze(1)
@@ -59,10 +59,10 @@ def cbsr_dot(csr: CSR, values: Tensor, indices: Tensor, x: Tensor) -> Tensor:
     x is [num_rows, F], contiguous.
     """
     row, col = ptr2index(csr.rowptr, csr.col.numel()), csr.col.long()
-    found = (widened(values)[col] * widened(x)[row.unsqueeze(1), indices.long()[col]]).sum(1)
+    dots = (widened(values)[col] * widened(x)[row.unsqueeze(1), indices.long()[col]]).sum(1)
     if csr.eid is not None:
-        found = torch.empty_like(found).index_copy_(0, csr.eid.long(), found)
-    return found.to(values.dtype)
+        dots = torch.empty_like(dots).index_copy_(0, csr.eid.long(), dots)
+    return dots.to(values.dtype)
 
 
 def cbsr_mm(values: Tensor, indices: Tensor, width: int, dense: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Messages of formulas, written out in full."""
+"""Evaluates the messages of formulas, with a row per edge."""
 
 import torch
 from torch import Tensor
@@ -11,14 +11,14 @@ __all__ = ["evaluate", "places_of"]
 
 
 def places_of(csr: CSR) -> dict[str, Tensor]:
-    """Where every entry reads operands of each side."""
+    """Return, for each side, the rows of operands that the entries read."""
     col = csr.col.long()
     eid = torch.arange(col.numel(), device=col.device) if csr.eid is None else csr.eid.long()
     return {"u": col, "v": ptr2index(csr.rowptr, csr.col.numel()), "e": eid}
 
 
 def evaluate(formula: Formula, operands: list[Tensor], place: dict[str, Tensor]) -> Tensor:
-    """Write out the messages [E, H, F] of a formula."""
+    """Return the messages [E, H, F] of a formula."""
     match formula:
         case Operand(side=side, index=index):
             return operands[index].index_select(0, place[side])

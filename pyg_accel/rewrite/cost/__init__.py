@@ -1,4 +1,4 @@
-"""What primitives cost: a roofline, or a model that learned on this machine."""
+"""Cost models of primitives: a roofline, or a model that was trained on this machine."""
 
 from pathlib import Path
 
@@ -15,21 +15,21 @@ __all__ = ["CostModel", "Device", "GraphFeatures", "Learned", "Primitive", "Roof
 
 
 def cost_model(device: torch.device | str) -> CostModel:
-    """Return what decides on a device; its ``source`` says what that is, and why.
+    """Return the cost model for a device; its ``source`` says which it is, and why.
 
-    A model that was learned on such a device decides if the folder of the setting ``cost_models``
-    has one. Otherwise a roofline does, as it does without an xgboost that works.
+    That is a model trained on such a device, if the folder in the setting ``cost_models`` has one
+    and xgboost works. Otherwise it is a roofline.
 
     Raises:
-        ValueError: for a folder that is not there, or files in it that hold no cost model.
+        ValueError: if there is no such folder, or its files are no cost model.
     """
     if not settings.cost_models:
         return Roofline.of(device)
-    own, here = Path(settings.cost_models), Device.of(device)
-    if not own.is_dir():
-        raise ValueError(f"expected a folder in PYG_ACCEL_COST_MODELS (got '{own}')")
-    if not (own / here.slug).is_dir():
-        return Roofline.of(device, f"no model of this device in '{own}'")
+    folder, here = Path(settings.cost_models), Device.of(device)
+    if not folder.is_dir():
+        raise ValueError(f"expected a folder in PYG_ACCEL_COST_MODELS (got '{folder}')")
+    if not (folder / here.slug).is_dir():
+        return Roofline.of(device, f"no model of this device in '{folder}'")
     if why := unusable():
         return Roofline.of(device, why)
-    return read(own / here.slug, here)
+    return read(folder / here.slug, here)

@@ -1,4 +1,4 @@
-"""What is measured: graphs of every structure that matters, and sizes for each primitive."""
+"""What to measure: graphs of different structures, and sizes for each primitive."""
 
 import random
 from collections.abc import Iterator
@@ -19,18 +19,18 @@ __all__ = ["ProfileGraph", "calls", "graph_cases"]
 WIDTHS = (8, 16, 24, 32, 40, 48, 64, 80, 96, 100, 128, 160, 192, 256, 300, 384, 512, 602, 768,
           1024, 1433, 2048)  # fmt: skip
 HEADS = ((1, 1), (4, 1), (8, 1), (4, 8), (8, 8), (4, 32), (2, 64), (4, 64), (8, 32), (4, 128),
-         (8, 128))  # and features of each  # fmt: skip
+         (8, 128))  # and features per head  # fmt: skip
 KEPT = ((64, 8), (128, 8), (128, 16), (256, 8), (256, 16), (256, 32), (256, 64), (512, 32),
-        (1024, 64))  # features and how many of them MaxK keeps  # fmt: skip
-SAMPLES = (8, 16, 32, 64, 128, 256)  # entries of a row
-EACH = 6  # calls of each primitive for a graph
+        (1024, 64))  # features, and how many of them MaxK keeps  # fmt: skip
+SAMPLES = (8, 16, 32, 64, 128, 256)  # entries per row
+EACH = 6  # calls of each primitive per graph
 MOST_WORK = {"cpu": 2e10, "cuda": 6e12}  # multiplications of a product
 MOST_BYTES = {"cpu": 1.2e9, "cuda": 50e9}  # of the operands
 
-# Graphs; nodes from and to, as powers of ten; entries at most.
+# Number of graphs; the range of their nodes, as powers of ten; the most entries.
 SIZES = {"cpu": (30, 3.0, 5.6, 3e6), "cuda": (48, 4.0, 6.5, 1e8)}
-# Shares of three quadrants of the matrix, of their quadrants and so on (R-MAT); in the fourth one
-# is what is left. "ordered" has the communities next to one another, the others are shuffled.
+# R-MAT: the shares of edges in three quadrants of the matrix, and in turn in the quadrants of each;
+# the rest is in the fourth. Nodes are shuffled, except in "ordered".
 QUADRANTS = {"skewed": (0.57, 0.19, 0.19), "uniform": (0.25, 0.25, 0.25),
              "communities": (0.5, 0.04, 0.04), "ordered": (0.5, 0.04, 0.04)}  # fmt: skip
 STRUCTURES = (*QUADRANTS, "roads", "batched")
@@ -39,7 +39,7 @@ STRUCTURES = (*QUADRANTS, "roads", "batched")
 class ProfileGraph(NamedTuple):
     """A graph to measure on: structure, nodes, and about how many entries it has.
 
-    It is symmetric without self-loops, and the same in every run on one kind of device.
+    It is symmetric, has no self-loops, and is the same in every run on one kind of device.
     """
 
     structure: str
@@ -63,7 +63,7 @@ class ProfileGraph(NamedTuple):
         def below(most: int) -> Tensor:
             return torch.randint(most, (count,), generator=generator, device=device)
 
-        if self.structure not in QUADRANTS:  # grids that lack edges; small graphs side by side
+        if self.structure not in QUADRANTS:  # a grid with missing edges, or a batch of small graphs
             source, size = below(nodes), 12 + nodes % 50
             road = self.structure == "roads"
             step = isqrt(nodes) ** below(2) if road else below(size) - source % size
@@ -80,10 +80,10 @@ class ProfileGraph(NamedTuple):
 
 
 def graph_cases(kind: str) -> list[ProfileGraph]:
-    """Return the graphs for a kind of device, small ones first: half a run is of use, too.
+    """Return the graphs for a kind of device, small ones first, so that partial runs are useful.
 
-    They are of every structure, from what fits a cache to what no cache holds, and none is a graph
-    that the benchmarks use.
+    They have every structure, and sizes from what fits a cache to what fits none. No graph of the
+    benchmarks is among them.
     """
     number, fewest, most, entries = SIZES[kind]
     draw, cases = random.Random(0), []
@@ -96,9 +96,9 @@ def graph_cases(kind: str) -> list[ProfileGraph]:
 
 
 def calls(kind: str, case: ProfileGraph) -> Iterator[Primitive]:
-    """Yield the calls to time for one graph: some of every primitive, the same ones in every run.
+    """Yield the calls to time for one graph: some of every primitive, the same in every run.
 
-    Dense ones have as many rows as the graph; the others have only its sizes as features.
+    Dense calls have as many rows as the graph. Sparse calls only know its sizes yet.
     """
     draw = random.Random(str(case))
     drawn = [p for _ in range(EACH) for p in _one_of_each(case, draw)]

@@ -1,32 +1,30 @@
 """The features of a graph that cost models read (SENSEi, section 3.5.1), measured on a sample."""
 
-import weakref
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from pyg_accel.facts import of_matrix
 from pyg_accel.graph import CSR, Graph
 
 __all__ = ["GraphFeatures"]
 
-# Degrees of this many rows, and columns of this many stretches of entries, stand for all: reading
-# them takes a millisecond or two on a CPU, whatever the size of the graph.
+# Only the degrees of this many rows and the columns of this many stretches of entries are read: it
+# takes a millisecond or two on a CPU, whatever the size of the graph.
 SAMPLED_ROWS = 1 << 14
 NEAR, NEAR_STRETCHES = 1 << 10, 16
 # About as many entries as the rows of features that the cache holds: a GPU's is larger.
 FAR = {"cpu": (1 << 14, 2), "cuda": (1 << 18, 2)}
 
-_known: "weakref.WeakKeyDictionary[Graph, dict[bool, GraphFeatures]]" = weakref.WeakKeyDictionary()
-
 
 @dataclass(frozen=True, slots=True)
 class GraphFeatures:
-    """Facts of a sparse matrix that decide how long its kernels take.
+    """Properties of a sparse matrix that decide how long its kernels take.
 
-    From the sizes alone the rest describes a graph without locality, whose degrees are not
-    known; :meth:`of` measures all of it.
+    The defaults describe a graph of which only the sizes are known: equal degrees, no locality.
+    :meth:`of` measures them.
 
     Attributes:
         num_rows: target nodes.
@@ -34,8 +32,8 @@ class GraphFeatures:
         num_entries: edges.
         degree_deviation: standard deviation of the entries of a row, over the mean.
         degree_max: entries of the longest row.
-        near: distinct columns an entry, among 1,024 entries in a row. Small where neighbouring rows
-            share neighbours, or where a few columns are in every row.
+        near: distinct columns per entry, among 1,024 successive entries. Small where neighbouring
+            rows share neighbours, or where a few columns are in every row.
         far: the same among 16,384 entries on a CPU, 262,144 on a GPU.
     """
 
@@ -49,14 +47,14 @@ class GraphFeatures:
 
     @property
     def degree_mean(self) -> float:
-        """Entries a row."""
+        """Entries per row."""
         return self.num_entries / max(self.num_rows, 1)
 
     @classmethod
     def sizes_of(
         cls, graph: Graph, *, transposed: bool = False, far: float = 1.0
     ) -> "GraphFeatures":
-        """Return the sizes of a graph, without looking at its edges; else like :meth:`of`."""
+        """Return features with the sizes of a graph, without reading its edges."""
         rows, cols = graph.num_rows, graph.num_cols
         return cls(*((cols, rows) if transposed else (rows, cols)), graph.num_edges, far=far)
 
@@ -66,12 +64,10 @@ class GraphFeatures:
 
         Args:
             graph: the graph.
-            transposed: of the transposed matrix, which gradients of features walk.
+            transposed: measure the transposed matrix, which gradients multiply with.
         """
-        kept = _known.setdefault(graph, {})
-        if transposed not in kept:
-            kept[transposed] = _measure(graph.transposed() if transposed else graph.csr())
-        return kept[transposed]
+        csr = graph.transposed() if transposed else graph.csr()
+        return of_matrix(csr, "features", lambda: _measure(csr))
 
 
 @torch.no_grad()
@@ -87,12 +83,12 @@ def _measure(csr: CSR) -> GraphFeatures:
         _distinct(csr.col, NEAR, NEAR_STRETCHES),
         _distinct(csr.col, *FAR.get(csr.col.device.type, FAR["cuda"])),
     ]
-    # One transfer: on a GPU, the host waits for the device once.
+    # One transfer: the host waits for a GPU once.
     return GraphFeatures(rows, csr.num_cols, entries, *torch.stack(parts).tolist())
 
 
 def _distinct(col: Tensor, length: int, count: int) -> Tensor:
-    """Distinct columns an entry, in ``count`` stretches of ``length`` entries; their mean."""
+    """Distinct columns per entry, in ``count`` stretches of ``length`` entries; their mean."""
     entries = col.numel()
     length = min(length, entries)
     count = min(count, entries // length)

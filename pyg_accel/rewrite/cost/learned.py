@@ -23,8 +23,8 @@ __all__ = ["ABOUT", "ENSEMBLE", "FORMAT", "NAMES", "Learned", "read", "unusable"
 
 FORMAT = 3
 ABOUT, ENSEMBLE = "about.json", "residuals.json"
-# Seconds of Python around a call of a rewritten model, which profiling, where one call is repeated,
-# does not see. It decides where graphs are small.
+# Seconds of Python code around each call in a rewritten model, which matter on small graphs.
+# Measurements, which repeat one call, do not contain them.
 AROUND = 40e-6
 OF_GRAPH = (*(field.name for field in fields(GraphFeatures)), "degree_mean")
 NAMES = (*DENSE, *SPARSE, "rows", "inner", "cols", "heads", "permuted", "shared", "width", "result",
@@ -59,35 +59,35 @@ class Learned:
 
     def many(self, primitives: Iterable[Primitive]) -> list[float]:
         """Return the expected time of each call."""
-        asked = list(primitives)
-        seconds = dict(zip(asked, self.roofline.many(asked), strict=True))
-        known = [p for p in seconds if p.name in self.learned]
-        if known:
-            factors = self._booster.inplace_predict(vectors(known, self.roofline))
-            for p, factor in zip(known, factors, strict=True):
+        calls = list(primitives)
+        seconds = dict(zip(calls, self.roofline.many(calls), strict=True))
+        learned = [p for p in seconds if p.name in self.learned]
+        if learned:
+            factors = self._booster.inplace_predict(vectors(learned, self.roofline))
+            for p, factor in zip(learned, factors, strict=True):
                 seconds[p] *= math.exp(float(factor))
-        return [seconds[p] + AROUND for p in asked]
+        return [seconds[p] + AROUND for p in calls]
 
 
-# What importing a package raises that lacks a library, or was built for another numpy.
+# Errors of importing a package that lacks a library, or was built for another version of numpy.
 _BROKEN = (ImportError, OSError, RuntimeError, AttributeError, TypeError, ValueError)
 
 
 def _not_found() -> type[BaseException]:
-    """The error of xgboost's own for a library that is missing, once its import raised that."""
+    """Return the class that xgboost raises if its library is missing; only then it is loaded."""
     module = sys.modules.get("xgboost.libpath")
     return getattr(module, "XGBoostLibraryNotFound", ImportError)
 
 
 @cache
 def unusable() -> str:
-    """Return why xgboost cannot be used, in a line; nothing if it can."""
+    """Return why xgboost cannot be used, in a line; empty if it can."""
     if find_spec("xgboost") is None:
         return "xgboost is not installed (pip install xgboost-cpu)"
     try:
         import xgboost  # noqa: F401
     except (*_BROKEN, _not_found()) as error:
-        return f"xgboost is installed but cannot be imported: {_told(error)}"
+        return f"xgboost is installed but cannot be imported: {_summary(error)}"
     return ""
 
 
@@ -115,7 +115,7 @@ def read(folder: Path, device: Device) -> Learned:
         if booster.num_features() != len(NAMES):
             raise ValueError(f"it reads {booster.num_features()} features, not {len(NAMES)}")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"expected cost models in '{path}': {_told(error)}") from error
+        raise ValueError(f"expected cost models in '{path}': {_summary(error)}") from error
     if measured_on != device:
         raise ValueError(f"the cost models in '{folder}' are of {measured_on}, not of {device}")
     booster.set_param({"nthread": 1})  # a few rows: threads would cost more than they save
@@ -123,6 +123,6 @@ def read(folder: Path, device: Device) -> Learned:
     return Learned(booster, roofline, frozenset(about["primitives"]), source)
 
 
-def _told(error: BaseException) -> str:
+def _summary(error: BaseException) -> str:
     """Return an error's type and the first line of its message."""
     return f"{type(error).__name__}: {(str(error).strip().splitlines() or ['no message'])[0]}"

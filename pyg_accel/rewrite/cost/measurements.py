@@ -1,4 +1,4 @@
-"""Times every primitive on this machine into a CSV file, from where an earlier run stopped."""
+"""Measures the primitives on this machine, and writes a CSV file that a later run continues."""
 
 import csv
 import datetime
@@ -30,12 +30,12 @@ COLUMNS = (*KEY, "seconds", "fastest", "laps", *FEATURES, *DEVICE, "torch", "pyg
 def collect(device: torch.device, path: Path, minutes: float = float("inf")) -> bool:
     """Append a row for every call that the file lacks; return whether all are there now.
 
-    Every graph has calls of every primitive, so that a part of the file has them, too.
+    Every graph has calls of every primitive, so that an incomplete file has some of each.
 
     Args:
         device: what to measure.
-        path: the CSV file, made if it is not there.
-        minutes: stop after that long; the next run goes on from there.
+        path: the CSV file, created if it does not exist.
+        minutes: stop after this time; the next run continues.
 
     Raises:
         ValueError: if the file is of another device or not a file of measurements.
@@ -48,26 +48,26 @@ def collect(device: torch.device, path: Path, minutes: float = float("inf")) -> 
     done = set(read_measurements(path, here)[list(KEY)].itertuples(index=False, name=None))
     facts = here.as_dict() | {"torch": torch.__version__, "pyg_accel": pyg_accel.__version__,
                               "date": datetime.date.today().isoformat()}  # fmt: skip
-    asked = [(case, p) for case in graph_cases(device.type) for p in calls(device.type, case)]
-    missing = [pair for pair in asked if _key(*pair) not in done]
+    planned = [(case, p) for case in graph_cases(device.type) for p in calls(device.type, case)]
+    missing = [pair for pair in planned if _key(*pair) not in done]
     stop = time.monotonic() + 60 * minutes
     with path.open("a", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS)
         if file.tell() == 0:
             writer.writeheader()
-        made = None
-        for case, p in tqdm(missing, initial=len(asked) - len(missing), total=len(asked),
+        current = None
+        for case, p in tqdm(missing, initial=len(planned) - len(missing), total=len(planned),
                             unit="call"):  # fmt: skip
             if time.monotonic() > stop:
                 return False
-            if made != case:
-                made, graph = case, case.make(device)
+            if current != case:
+                current, graph = case, case.make(device)
                 # The graph is symmetric: its transpose is the same matrix with permuted entries.
-                turned = Graph(graph.rowptr, graph.col, graph.transposed().eid, case.nodes,
-                               sorted=True)  # fmt: skip
+                permuted = Graph(graph.rowptr, graph.col, graph.transposed().eid, case.nodes,
+                                 sorted=True)  # fmt: skip
             if p.graph:
                 p = replace(p, graph=GraphFeatures.of(graph))
-            laps = timed(workload(p, device, turned if p.permuted else graph), device)
+            laps = timed(workload(p, device, permuted if p.permuted else graph), device)
             row = dict(zip(KEY, _key(case, p), strict=True)) | facts
             row |= {"seconds": laps.median, "fastest": laps.fastest, "laps": laps.laps}
             writer.writerow(row | (asdict(p.graph) if p.graph else {}))
@@ -102,14 +102,14 @@ def devices_of(frame: Any) -> set[Device]:
 
 def primitives_of(frame: Any) -> list[Primitive]:
     """Return the call of each measurement."""
-    found = []
+    primitives = []
     for row in frame.to_dict("records"):
         graph = None
         if row["primitive"] not in DENSE:
             graph = GraphFeatures(**{name: row[name] for name in FEATURES})
         sizes = {name: row[name] for name in SIZES}
-        found.append(Primitive(row["primitive"], **sizes, graph=graph))
-    return found
+        primitives.append(Primitive(row["primitive"], **sizes, graph=graph))
+    return primitives
 
 
 def _key(case: ProfileGraph, p: Primitive) -> tuple[Any, ...]:

@@ -17,7 +17,7 @@ VALUE = 4  # bytes: of float32, and of 32-bit ids
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What bounds a kernel.
+    """The limits of a machine.
 
     Attributes:
         flops: multiplications and additions of a large matrix product, per second.
@@ -26,17 +26,17 @@ class Machine:
         cache: bytes per second from the cache.
         cache_bytes: capacity of the cache.
         slice_bytes: width of the piece of a row that the sparse kernels process at a time.
-        sector: bytes that move when one number is read or written at a place of its own.
-        edge: seconds of arithmetic per edge and head, where each edge has a result of its own.
+        sector: bytes that move when a single number is read or written.
+        edge: seconds of arithmetic per edge and head, in kernels with a result per edge.
         row: seconds per row of a sparse result.
-        call: seconds that a dense call takes whatever its size, its Python code included.
-        sparse_call: the same for a sparse one.
-        shared: time of a weighted sum where all heads weigh the same features, over one where not.
-        overlaps: calls are queued: the next is prepared while the last one runs.
-        entry: columns of a dense row that one stored entry of CBSR costs as much as.
-        link: bytes per second that come from other processes.
-        fused: time of a weighted sum of features that the kernel has read for the weights, over one
-            alone. It was measured on a CPU only.
+        call: fixed seconds of a dense call, its Python code included.
+        sparse_call: fixed seconds of a sparse call.
+        shared: factor on the time of a weighted sum if all heads sum the same features.
+        overlaps: whether calls are queued: the next is prepared while the last one runs.
+        entry: the number of columns of a dense row that takes as long as one entry of CBSR.
+        link: bytes per second received from other processes.
+        fused: factor on the time of a weighted sum if its kernel has read the features for the
+            weights. Measured on a CPU only.
     """
 
     flops: float
@@ -71,9 +71,9 @@ TIMES = ("edge", "row")  # shrink with it
 
 
 def machine_of(device: Device, units: int = H200_UNITS) -> Machine:
-    """Return figures of the machine that was measured, scaled to a device that need not be here.
+    """Return the figures of the machine that was measured, scaled to another device.
 
-    They are right in their proportions, which is what a choice between products depends on.
+    Their proportions are right, which choices between products depend on.
 
     Args:
         device: the device.
@@ -86,12 +86,12 @@ def machine_of(device: Device, units: int = H200_UNITS) -> Machine:
 
 @dataclass(frozen=True)
 class Roofline:
-    """Predicts the slower of arithmetic and traffic, plus what every call costs.
+    """Predicts the longer of the times for arithmetic and for memory, plus the cost of a call.
 
     Attributes:
         machine: the figures.
-        source: what decides, for people: where the figures come from.
-        learned: no primitive was measured.
+        source: where the figures come from, for people.
+        learned: empty: no primitive was measured.
 
     Example:
         >>> model = Roofline.of("cpu")
@@ -116,7 +116,7 @@ class Roofline:
 
     @property
     def roofline(self) -> "Roofline":
-        """Itself, as a learned model has one."""
+        """Itself: a learned model has a roofline too."""
         return self
 
     def seconds(self, primitive: Primitive) -> float:
@@ -134,7 +134,7 @@ class Roofline:
             return self._with_call(self._stream(2 * p.rows * p.cols), m.call)
         if p.name == "exchange":
             return self._with_call(VALUE * p.rows * p.cols / m.link, m.sparse_call)
-        if p.name == "cbsr_mm":  # an entry's products take twice as long as those of a dense row
+        if p.name == "cbsr_mm":  # twice the time of the same products in a dense matrix
             return self._with_call(4 * p.rows * p.inner * p.cols / m.flops, m.call)
         if p.name == "maxk":  # a few passes over each row
             return self._with_call(4 * VALUE * p.rows * p.cols / m.memory, m.call)
@@ -148,34 +148,34 @@ class Roofline:
 
     def _with_call(self, seconds: float, call: float) -> float:
         if self.machine.overlaps:
-            return math.sqrt(math.hypot(seconds**2, call**2))  # the longer one, without a corner
+            return math.sqrt(math.hypot(seconds**2, call**2))  # a smooth maximum
         return seconds + call
 
     def _sparse(self, p: Primitive, g: GraphFeatures) -> float:
         m, entries = self.machine, g.num_entries
         numbers = entries * p.heads  # one per edge and head
-        # Edge values that are read or written through a permutation move one by one.
-        apart = self._gather(entries, max(m.sector / VALUE, p.heads), entries, g.far)
-        apart *= p.permuted
+        # Values of edges that are read or written through a permutation move one by one.
+        permuted = self._gather(entries, max(m.sector / VALUE, p.heads), entries, g.far)
+        permuted *= p.permuted
         result = g.num_rows * p.cols
         if p.name in ("spmm", "spmm_weighted"):
             values = numbers if p.name == "spmm_weighted" and not p.permuted else 0
             rows = self._rows(g, p.cols)
             rows *= (m.shared if p.shared else 1) * (m.fused if p.fused else 1)
-            return rows + self._stream(entries + values + result) + apart
+            return rows + self._stream(entries + values + result) + permuted
         if p.name == "sddmm":
             moved = self._stream(entries + numbers + result)
-            return self._rows(g, p.cols) + moved + numbers * m.edge + apart
+            return self._rows(g, p.cols) + moved + numbers * m.edge + permuted
         if p.name == "scale_edges":
-            return self._stream(entries + 2 * numbers) + numbers * m.edge + apart
+            return self._stream(entries + 2 * numbers) + numbers * m.edge + permuted
         if p.name == "edge_softmax":
-            return self._stream(3 * numbers) + 2 * (numbers * m.edge + apart)
+            return self._stream(3 * numbers) + 2 * (numbers * m.edge + permuted)
         if p.name in ("cbsr_spmm", "sspmm"):
             width = min(p.inner * m.entry, p.cols)  # beyond, kernels add up dense rows
             return self._rows(g, width) + self._stream(entries + result)
         if p.name == "sampled_spmm":
-            kept = min(p.inner / max(g.degree_mean, 1e-9), 1.0)
-            return kept * (self._rows(g, p.cols) + self._stream(entries)) + self._stream(result)
+            share = min(p.inner / max(g.degree_mean, 1e-9), 1.0)
+            return share * (self._rows(g, p.cols) + self._stream(entries)) + self._stream(result)
         raise ValueError(f"no primitive is called '{p.name}'")
 
     def _rows(self, g: GraphFeatures, width: float) -> float:

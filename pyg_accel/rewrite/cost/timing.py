@@ -12,8 +12,8 @@ __all__ = ["Laps", "timed"]
 BUDGET = {"cpu": 0.12, "cuda": 0.05}  # seconds that the laps of one call may take
 SHORTEST_LAP = 1e-3  # shorter calls are repeated: clocks are coarse, and a GPU is waited for once
 FEWEST_LAPS, MOST_LAPS = 3, 15
-ALIVE = 4  # results
-DISTURBED = 1.2  # median over fastest lap
+ALIVE = 4  # results that are kept
+DISTURBED = 1.2  # a median this many times the fastest lap: measure again
 
 
 class Laps(NamedTuple):
@@ -26,12 +26,12 @@ class Laps(NamedTuple):
 
 @torch.no_grad()
 def timed(call: Callable[[], Any], device: torch.device) -> Laps:
-    """Time a call, several times; again if something else on the machine disturbed it.
+    """Time a call several times; again if something else on the machine disturbed it.
 
-    On a GPU the calls of a lap are queued behind one another, as in a model.
+    On a GPU the calls of a lap are queued one after another, as in a model.
     """
-    # Results stay for a while, as activations do: otherwise the allocator hands out the same memory
-    # again, warm in the cache, and a result on new pages looks ten times cheaper than it is.
+    # The last results are kept, as activations are. Otherwise a call would write to the memory of
+    # the one before, which is in the cache: that can take a tenth of the time in a model.
     alive: deque[Any] = deque(maxlen=ALIVE)
 
     def lap(repeats: int) -> float:
@@ -45,10 +45,11 @@ def timed(call: Callable[[], Any], device: torch.device) -> Laps:
     def laps() -> Laps:
         once = lap(1)
         repeats = max(1, round(SHORTEST_LAP / once))
-        wanted = int(BUDGET[device.type] / (once * repeats))
-        seconds = sorted(lap(repeats) for _ in range(min(max(wanted, FEWEST_LAPS), MOST_LAPS)))
+        affordable = int(BUDGET[device.type] / (once * repeats))
+        count = min(max(affordable, FEWEST_LAPS), MOST_LAPS)
+        seconds = sorted(lap(repeats) for _ in range(count))
         return Laps(seconds[len(seconds) // 2], seconds[0], len(seconds))
 
     lap(1)
-    found = laps()
-    return min(found, laps()) if found.median > DISTURBED * found.fastest else found
+    first = laps()
+    return min(first, laps()) if first.median > DISTURBED * first.fastest else first

@@ -19,7 +19,7 @@ PARAMETERS = {"max_depth": 5, "eta": 0.07, "subsample": 0.8, "colsample_bytree":
               "min_child_weight": 4, "lambda": 2, "seed": 0, "nthread": 1}  # fmt: skip
 ROUNDS = 220
 FOLDS = 5
-FEWEST_ROWS = 20  # of each primitive: below, the roofline knows better
+FEWEST_ROWS = 20  # measurements of each primitive: with fewer, the roofline is more accurate
 
 Array = NDArray[Any]
 
@@ -53,9 +53,10 @@ def train(measurements: Path, folder: Path) -> dict[str, Any]:
     errors = np.zeros_like(factors)
     folds = frame.groupby("graph").ngroup() % FOLDS
     for fold in folds.unique():
-        held = folds == fold
-        found = boosted(inputs[~held], factors[~held]).inplace_predict(inputs[held])
-        errors[held] = np.abs(np.expm1(found - factors[held]))
+        held_out = folds == fold
+        model = boosted(inputs[~held_out], factors[~held_out])
+        predicted = model.inplace_predict(inputs[held_out])
+        errors[held_out] = np.abs(np.expm1(predicted - factors[held_out]))
     parts = frame.assign(error=errors).groupby("primitive", sort=False).error
     about = {
         "format": FORMAT,
@@ -78,7 +79,7 @@ def train(measurements: Path, folder: Path) -> dict[str, Any]:
 
 
 def factors_of(frame: Any, roofline: Roofline) -> Array:
-    """[number of rows]: logarithms of the measured times over the roofline's."""
+    """Return the logarithms of the measured times over the roofline's, [number of rows]."""
     base = roofline.many(primitives_of(frame))
     return np.log(frame.seconds.to_numpy() / np.array(base))  # type: ignore[no-any-return]
 

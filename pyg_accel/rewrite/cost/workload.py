@@ -1,4 +1,4 @@
-"""Each primitive as a call that can be timed: the same call as in rewritten models."""
+"""Makes a call of each primitive to time: the same call as in rewritten models."""
 
 from collections.abc import Callable
 from functools import partial
@@ -24,12 +24,12 @@ __all__ = ["operand_bytes", "workload"]
 
 
 def workload(p: Primitive, device: torch.device, graph: Graph | None = None) -> Callable[[], Any]:
-    """Make random float32 operands for a primitive and return its call.
+    """Return a call of a primitive with random float32 operands.
 
     Args:
-        p: what to run.
-        device: where.
-        graph: the matrix, for a sparse primitive; with ``permuted`` it has a permutation.
+        p: the primitive.
+        device: where to run it.
+        graph: the matrix of a sparse primitive; with a permutation if it is ``permuted``.
 
     Raises:
         ValueError: for a primitive that cannot be run alone, or a sparse one without its graph.
@@ -80,7 +80,7 @@ def workload(p: Primitive, device: torch.device, graph: Graph | None = None) -> 
 
 
 def operand_bytes(p: Primitive) -> int:
-    """Bytes of the operands and the result."""
+    """Return the bytes of the operands and the result."""
     if p.name in DENSE:
         return 4 * (p.rows * p.inner + p.inner * p.cols + 2 * p.rows * p.cols)
     assert p.graph is not None

@@ -1,7 +1,7 @@
-"""Which tensors belong to a halo: edges of this rank, and features that stay as they are.
+"""Knows which edge_index belongs to which halo, and which features are the same in every call.
 
-Tensors are recognised by identity and version. What a layer derives from edges of a halo, by the
-functions below, are edges of the same halo.
+Tensors are recognised by identity and version. Tensors that a layer derives from edges of a halo
+with the functions below belong to the same halo.
 """
 
 import threading
@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from pyg_accel.cache import changes_unseen, version_of
 from pyg_accel.cbsr import CBSR, trust
 from pyg_accel.derived import find, keep
-from pyg_accel.distributed.halo import Halo, exchange, turn
+from pyg_accel.distributed.halo import Halo, exchange, reverse
 from pyg_accel.distributed.wire import Wire
 from pyg_accel.errors import NotDistributable
 from pyg_accel.matrices import is_sparse_matrix
@@ -27,7 +27,7 @@ __all__ = [
 ]  # fmt: skip
 
 _IDS = (torch.int32, torch.int64)
-# Functions of an edge_index whose result has its edges.
+# Functions of an edge_index that return the same edges.
 _FOLLOWED = frozenset({"clone", "contiguous", "detach", "to", "long", "int"})
 
 
@@ -36,12 +36,12 @@ class _Running(threading.local):
 
     Attributes:
         forward: the wire of the distributed model whose forward runs.
-        backward: the wire of the distributed model whose gradients are computed in this thread, or
-            nothing; a checkpoint runs parts of the model again meanwhile.
-        layer: tensors with halo of the layer that runs; None outside of layers.
-        exchanged: the operands of the layer that runs have their halos before it calls propagate.
-        scatter: what PyG's ``scatter`` computes instead, in a norm, readout or formula that runs:
-            a function of reduce, values [rows, ...], index [rows] and the size.
+        backward: the wire of the distributed model whose gradients this thread computes, or empty:
+            activation checkpointing runs parts of the model again then.
+        layer: tensors with halos that the running layer has exchanged; None outside of layers.
+        exchanged: whether the running layer exchanges halos before it calls propagate.
+        scatter: in a norm, readout or formula, what replaces PyG's ``scatter``: a function of
+            reduce, values [rows, ...], index [rows] and the size.
     """
 
     forward: Wire | None = None
@@ -71,22 +71,22 @@ def running(**changes: Any) -> Iterator[None]:
 
 
 def will_stay(tensor: Tensor) -> None:
-    """Take a note of a tensor that distribute() returns."""
+    """Note a tensor that distribute() returns."""
     keep((tensor,), "static", True, lasting=True)
 
 
 def stays(tensor: Tensor) -> bool:
-    """Return whether a tensor is one that distribute() returned, whose changes are noticed."""
+    """Return whether distribute() returned a tensor, and changes of it can be noticed."""
     return bool(find((tensor,), "static", lasting=True)) and not changes_unseen(tensor)
 
 
 def halo_of(edges: Any) -> Halo | None:
-    """Return the plan of an edge_index of this rank; None for all other values."""
+    """Return the halo of an edge_index of this rank; None for all other values."""
     return find((edges,), "halo", lasting=True) if type(edges) is Tensor else None
 
 
 def adopt(value: Any, halo: Halo) -> Any:
-    """Register what was derived from edges of a halo: an edge_index, or a pair with weights."""
+    """Register an edge_index derived from edges of a halo, or a pair of it and edge weights."""
     first, *rest = value if isinstance(value, tuple) and value else (value,)
     if type(first) is Tensor and first.dim() == 2 == first.size(0) and first.dtype in _IDS:
         keep((first,), "halo", halo, lasting=True)
@@ -109,13 +109,13 @@ def refuse(caller: str, edge_index: Any) -> None:
 
 
 def exchanged(halo: Halo, name: str, data: Any) -> Any:
-    """Return features [own, ...] with the rows of halo nodes; of CBSR only kept values travel.
+    """Return features [own, ...] with the rows of halo nodes; CBSR rows are sent compressed.
 
-    Nothing travels for features that stay as they are, nor for tensors that the layer that runs has
-    exchanged before.
+    Nothing is sent for features that are the same in every call, after the first, nor for tensors
+    that the running layer has exchanged before.
 
     Args:
-        halo: the plan.
+        halo: the halo.
         name: of the features, for the error.
         data: features.
 
@@ -141,8 +141,8 @@ def exchanged(halo: Halo, name: str, data: Any) -> Any:
 def _look_up(halo: Halo, tensor: Tensor) -> Tensor | None:
     if stays(tensor):
         key = "whole", torch.is_inference_mode_enabled()
-        known: Tensor | None = find((tensor, halo), key, lasting=True)
-        return known
+        whole: Tensor | None = find((tensor, halo), key, lasting=True)
+        return whole
     entry = (RUNNING.layer or {}).get((id(halo), id(tensor), version_of(tensor)))
     return entry[1] if entry is not None and torch.is_grad_enabled() == entry[2] else None
 
@@ -152,37 +152,37 @@ def _remember(halo: Halo, tensor: Tensor, whole: Tensor) -> None:
         key = "whole", torch.is_inference_mode_enabled()
         keep((tensor, halo), key, whole, lasting=True)
     elif RUNNING.layer is not None:
-        place = id(halo), id(tensor), version_of(tensor)
-        RUNNING.layer[place] = tensor, whole, torch.is_grad_enabled()
+        identity = id(halo), id(tensor), version_of(tensor)
+        RUNNING.layer[identity] = tensor, whole, torch.is_grad_enabled()
 
 
-def _turned(halo: Halo, edges: Tensor) -> Tensor:
-    """Return the edges that leave this rank's nodes, reversed."""
-    result: Tensor | None = find((edges, halo), "turned", lasting=True)
+def _reversed(halo: Halo, edges: Tensor) -> Tensor:
+    """Return the edges that leave the nodes of this rank, reversed."""
+    result: Tensor | None = find((edges, halo), "reversed", lasting=True)
     if result is None:
-        other, result = turn(halo, edges)
+        other, result = reverse(halo, edges)
         keep((result,), "halo", other, lasting=True)
-        keep((edges, halo), "turned", result, lasting=True)
+        keep((edges, halo), "reversed", result, lasting=True)
     return result
 
 
 class Following(TorchFunctionMode):
-    """Recognises what the torch functions of a layer derive from edges of a halo."""
+    """Registers what torch functions in a layer derive from edges of a halo."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
-        known = bool(args) and type(args[0]) is Tensor
-        if known and not kwargs:
+        is_tensor = bool(args) and type(args[0]) is Tensor
+        if is_tensor and not kwargs:
             if name == "max" and len(args) == 1:
                 wire = find(args, "wire", lasting=True)  # of edge weights
                 if wire is not None:
                     return _largest(wire, args[0])
             elif name == "flip" and args[1:] in ((0,), ((0,),), ([0],)):
-                turned = halo_of(args[0])
-                if turned is not None:
-                    return _turned(turned, args[0])
+                halo = halo_of(args[0])
+                if halo is not None:
+                    return _reversed(halo, args[0])
         result = func(*args, **(kwargs or {}))
-        halo = halo_of(args[0]) if known and _keeps_edges(name, args) else None
+        halo = halo_of(args[0]) if is_tensor and _keeps_edges(name, args) else None
         return result if halo is None or result is args[0] else adopt(result, halo)
 
 
@@ -194,7 +194,7 @@ def _largest(wire: Wire, weights: Tensor) -> Tensor:
 
 
 def _keeps_edges(name: str, args: tuple[Any, ...]) -> bool:
-    """Whether a function of an edge_index returns its edges, or some of them unchanged."""
+    """Whether a function of an edge_index returns its edges, or a subset of them."""
     if name == "__getitem__":  # edge_index[:, mask]
         return isinstance(args[1], tuple) and len(args[1]) == 2 and args[1][0] == slice(None)
     return name in _FOLLOWED or (name == "index_select" and args[1:2] in ((1,), (-1,)))
