@@ -175,11 +175,12 @@ class Guard:
         if cls.__getattr__ is not Module.__getattr__ and not is_library(module_of(cls)):
             raise NotComparable(f"{cls.__name__} has a '__getattr__' of its own")
         own = vars(module)
-        for name, value in own.items():
+        held = own.copy()  # another thread may run the layer and set its own
+        for name, value in held.items():
             self._add_value(f"{cls.__name__}.{name}", value)
         # The dictionaries of hooks are compared by what is in them: nothing.
-        hooks = {n for n, v in own.items() if n.endswith(("_hooks", "_always_called")) and not v}
-        self._add_dict(own, {n: v for n, v in own.items() if n not in _OF_MODULES | hooks})
+        hooks = {n for n, v in held.items() if n.endswith(("_hooks", "_always_called")) and not v}
+        self._add_dict(own, {n: v for n, v in held.items() if n not in _OF_MODULES | hooks})
         self._add_classes(cls)
 
     def _add_classes(self, cls: type) -> None:
@@ -261,7 +262,7 @@ class Guard:
             return
         self._add_dict(vars(value), vars(value))
         self._add_classes(cls)
-        for part, item in vars(value).items():
+        for part, item in vars(value).copy().items():
             self._add_value(f"{name}.{part}", item, depth - 1)
 
     def _add_container(self, name: str, value: Any, depth: int) -> None:
