@@ -39,6 +39,7 @@ _HOOKS: dict[str, Callable[..., Any]] = {
     "hetero": hetero.forward,
     "sampler": loading.construct,
     "sample": loading.sample,
+    "to_csc": loading.to_csc,
     "load": loading.load,
     "scatter": readouts.scatter,
     "segment": readouts.segment,

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import torch_geometric
+from torch import Tensor
 from torch_geometric.data import Batch
 from torch_geometric.sampler import NeighborSampler
 
@@ -16,7 +17,7 @@ from pyg_accel.loader import devices, neighbors
 from pyg_accel.native import cpu_unavailable_reasons, cuda_library
 from pyg_accel.patching.reasons import is_active
 
-__all__ = ["collate", "construct", "device_from", "load", "sample", "switch"]
+__all__ = ["collate", "construct", "device_from", "load", "sample", "switch", "to_csc"]
 
 _wanted: list[torch.device] = []  # of batches, by the calls of patch() in force that name one
 # What is asked of processes that cannot use a GPU, or of a copy that is not needed.
@@ -92,6 +93,27 @@ def construct(function: Callable[..., None], self: Any, *args: Any, **kwargs: An
         self.__class__ = WeightedSampler
     data = args[0] if args else kwargs["data"]
     devices.place(self, data, _wanted[-1] if _wanted else None)
+
+
+def to_csc(function: Callable[..., Any], data: Any, *args: Any, **kwargs: Any) -> Any:
+    """Stand in for PyG's conversion of edges, which counts those of each target in an array.
+
+    Raises:
+        ValueError: for targets that do not exist, which would be counted beyond that array.
+    """
+    edges = None if hasattr(data, "adj") or hasattr(data, "adj_t") else data.edge_index
+    transposes = kwargs.get("to_transpose", args[5] if len(args) > 5 else False)
+    side = 0 if transposes else 1
+    if is_active() and edges is not None and edges.dim() == 2 and side < len(edges):
+        size, integers = data.size(side), edges.dtype in (torch.int64, torch.int32)
+        if size is not None and integers and edges.numel():
+            least, most = (int(end) for end in edges[side].aminmax())
+            if least < 0 or most >= size:
+                raise ValueError(
+                    f"expected 'edge_index' to hold ids of nodes that exist: there are {size} "
+                    f"nodes (got targets from {least} to {most})"
+                )
+    return function(data, *args, **kwargs)
 
 
 def load(function: Callable[..., None], self: Any, data: Any, *args: Any, **kwargs: Any) -> None:

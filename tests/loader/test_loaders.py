@@ -235,6 +235,22 @@ def test_induced_subgraphs_leave_out_ids_that_are_no_nodes():
     assert next(iter(loader)).edge_index.tolist() == [[1], [0]]
 
 
+@pytest.mark.parametrize("bad", [3, 10**8, -1])
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize("is_sorted", [False, True])
+def test_targets_that_do_not_exist_are_refused(bad: int, backward: bool, is_sorted: bool):
+    """PyG would count them beyond an array."""
+    edges = torch.tensor([[1, 2, 0], [0, 1, bad]])
+    data = Data(edge_index=edges.flip(0) if backward else edges, num_nodes=3)
+    direction: Any = "backward" if backward else "forward"
+    typed = HeteroData()
+    typed["a"].num_nodes = typed["b"].num_nodes = 3
+    typed["a", "to", "b"].edge_index = data.edge_index
+    for each in (data, typed):
+        with pytest.raises(ValueError, match="'edge_index'.* 3 nodes"):
+            NeighborSampler(each, [2], is_sorted=is_sorted, sample_direction=direction)
+
+
 NEEDED = {
     "HGTLoader(typed, [4], input_nodes='a')": "'HGTSampler' requires 'torch-sparse'",
     "ShaDowKHopSampler(data, 2, 3)": "'ShaDowKHopSampler' requires 'torch-sparse'",
