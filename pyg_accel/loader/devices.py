@@ -10,7 +10,7 @@ from torch_geometric.data import Data, HeteroData
 from pyg_accel.derived import derived
 from pyg_accel.native import cuda_unavailable_reasons
 
-__all__ = ["copied", "copy_of", "device_of", "place", "why_on_cpu"]
+__all__ = ["copied", "copy_of", "device_of", "leave_on_cpu", "place", "why_on_cpu"]
 
 _DEVICE, _REASON = "_pyg_accel_device", "_pyg_accel_on_cpu"
 _CPU = torch.device("cpu")
@@ -50,6 +50,14 @@ def place(sampler: Any, data: Any, wanted: torch.device | None) -> None:
     # PyG's loader indexes it by the sampled edges, and compares times with those of CPU seeds.
     sampler.perm = _each(sampler.perm, device)
     sampler.node_time = _each(sampler.node_time, _CPU)
+
+
+def leave_on_cpu(sampler: Any, reason: str) -> None:
+    """Let a sampler sample on the CPU, wherever its graph is."""
+    if device_of(sampler) != _CPU:
+        setattr(sampler, _DEVICE, _CPU)
+        setattr(sampler, _REASON, reason)
+        sampler.perm = _each(sampler.perm, _CPU)
 
 
 def _graph_device(data: Any) -> torch.device:

@@ -38,6 +38,7 @@ _HOOKS: dict[str, Callable[..., Any]] = {
     "relations": relations.forward,
     "hetero": hetero.forward,
     "sampler": loading.construct,
+    "both_directions": loading.construct_both,
     "sample": loading.sample,
     "to_csc": loading.to_csc,
     "load": loading.load,

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 import torch_geometric
-from torch import Tensor
 from torch_geometric.data import Batch
 from torch_geometric.sampler import NeighborSampler
 
@@ -17,7 +16,9 @@ from pyg_accel.loader import devices, neighbors
 from pyg_accel.native import cpu_unavailable_reasons, cuda_library
 from pyg_accel.patching.reasons import is_active
 
-__all__ = ["collate", "construct", "device_from", "load", "sample", "switch", "to_csc"]
+__all__ = [
+    "collate", "construct", "construct_both", "device_from", "load", "sample", "switch", "to_csc",
+]  # fmt: skip
 
 _wanted: list[torch.device] = []  # of batches, by the calls of patch() in force that name one
 # What is asked of processes that cannot use a GPU, or of a copy that is not needed.
@@ -93,6 +94,13 @@ def construct(function: Callable[..., None], self: Any, *args: Any, **kwargs: An
         self.__class__ = WeightedSampler
     data = args[0] if args else kwargs["data"]
     devices.place(self, data, _wanted[-1] if _wanted else None)
+
+
+def construct_both(function: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
+    """Stand in for the ``__init__`` of ``BidirectionalNeighborSampler``, which has two samplers."""
+    function(self, *args, **kwargs)
+    for sampler in (self.forward_sampler, self.backward_sampler):
+        devices.leave_on_cpu(sampler, "PyG compares the nodes of both directions one by one")
 
 
 def to_csc(function: Callable[..., Any], data: Any, *args: Any, **kwargs: Any) -> Any:

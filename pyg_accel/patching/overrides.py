@@ -20,7 +20,7 @@ whoever imported a function before reaches the hook as well. These functions are
   HANConv.
 * ``RGCNConv.forward`` and ``HeteroConv.forward``, which loop over relations.
 * ``NeighborSampler._sample``, which draws the mini-batches of neighbour loaders, its ``__init__``,
-  and those of ``NodeLoader`` and ``LinkLoader``.
+  and those of ``BidirectionalNeighborSampler``, ``NodeLoader`` and ``LinkLoader``.
 * ``to_csc``, by which samplers sort edges by target.
 * ``collate``, which puts graphs into a batch.
 * ``__next__`` of the iterators of loaders, torch's and PyG's, for a row of the report.
@@ -46,7 +46,7 @@ from torch_geometric.loader import LinkLoader, NodeLoader
 from torch_geometric.loader.base import DataLoaderIterator
 from torch_geometric.nn import HeteroConv, MessagePassing, RGCNConv
 from torch_geometric.nn.aggr import Aggregation, QuantileAggregation
-from torch_geometric.sampler import NeighborSampler
+from torch_geometric.sampler import BidirectionalNeighborSampler, NeighborSampler
 
 from pyg_accel.patching.running import running
 
@@ -92,6 +92,7 @@ _METHODS: tuple[tuple[type, str, str, bool], ...] = (
     (HeteroConv, "forward", "hetero", True),
     (NeighborSampler, "__init__", "sampler", True),
     (NeighborSampler, "_sample", "sample", True),
+    (BidirectionalNeighborSampler, "__init__", "both_directions", True),
     (_BaseDataLoaderIter, "__next__", "batch", True),
     (DataLoaderIterator, "__next__", "batch", True),
     (NodeLoader, "__init__", "load", True),
