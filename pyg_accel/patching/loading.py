@@ -10,6 +10,7 @@ import torch_geometric
 from torch_geometric.data import Batch
 from torch_geometric.sampler import NeighborSampler
 
+from pyg_accel.cache import EXACT
 from pyg_accel.call_report import record_batch
 from pyg_accel.loader import collate as several
 from pyg_accel.loader import devices, neighbors
@@ -113,8 +114,8 @@ def to_csc(function: Callable[..., Any], data: Any, *args: Any, **kwargs: Any) -
     transposes = kwargs.get("to_transpose", args[5] if len(args) > 5 else False)
     side = 0 if transposes else 1
     if is_active() and edges is not None and edges.dim() == 2 and side < len(edges):
-        size, integers = data.size(side), edges.dtype in (torch.int64, torch.int32)
-        if size is not None and integers and edges.numel():
+        size = data.size(side)
+        if size is not None and edges.dtype in EXACT and edges.numel():
             least, most = (int(end) for end in edges[side].aminmax())
             if least < 0 or most >= size:
                 raise ValueError(
