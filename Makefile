@@ -17,7 +17,7 @@ INSTALLED := $(VENV)/.installed
 LIBRARY   := pyg_accel/_C_cpu.abi3.so
 COMPLETE  := $(VENV)/.built
 PACKAGING := $(VENV)/.packaging
-SOURCES   := $(wildcard csrc/*.cpp csrc/*.map csrc/cpu/*.cpp csrc/cpu/*.h csrc/cuda/*)
+SOURCES   := $(shell find csrc -type f)
 C_FILES   := find csrc wheels -regex '.*\.\(h\|cuh\|c\|cpp\|cu\)' -exec clang-format
 # Python compiles a module when it first imports it; most are never imported.
 PIP       := $(PY) -m pip install --quiet --disable-pip-version-check --no-compile

@@ -201,6 +201,31 @@ def test_of_a_tensor_that_died_nothing_was_seen():
     assert not seen._parts
 
 
+def test_owners_may_die_while_it_is_asked_whether_a_tensor_is_new():
+    """Garbage is collected when objects are made, so at every count of new objects once."""
+    settings.graph_cache, filled = 99, []
+    gc.collect()
+    gc.freeze()
+    threshold = gc.get_threshold()
+    try:
+        for new in range(1, 60):
+            gc.disable()
+            edges = torch.arange(5)
+            for n in range(20):
+                other = torch.arange(n + 1)
+                keep((edges, other), n, 1)
+                cycle = [other]
+                cycle.append(cycle)
+            filled += [(n, new) for n in range(3000)]  # pairs that died are no more at hand
+            gc.set_threshold(gc.get_count()[0] + new, 1, 1)
+            gc.enable()
+            Seen().is_new(edges)
+    finally:
+        gc.set_threshold(*threshold)
+        gc.enable()
+        gc.unfreeze()
+
+
 def test_threads_store_and_drop_at_the_same_time():
     settings.graph_cache = 3
     failures, shared = [], [torch.zeros(2) for _ in range(5)]

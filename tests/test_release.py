@@ -1,6 +1,8 @@
 """What a release consists of beside the package: one version, workflows, a table that is true."""
 
 import re
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -121,3 +123,11 @@ def test_the_matrix_of_the_workflow_has_the_oldest_of_everything():
         "pyg": least(PROJECT["dependencies"], "torch-geometric"),
     }
     assert oldest in rows
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
+def test_make_compiles_again_when_any_file_below_csrc_changes():
+    said = subprocess.run(["make", "-npq", "help"], cwd=ROOT, capture_output=True, text=True)
+    sources = re.search(r"^SOURCES := (.*)$", said.stdout, re.MULTILINE)
+    files = [path for path in (ROOT / "csrc").rglob("*") if path.is_file()]
+    assert sources and set(sources[1].split()) == {str(f.relative_to(ROOT)) for f in files}

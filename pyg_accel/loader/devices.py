@@ -18,7 +18,9 @@ from pyg_accel.cache import Snapshot, changes_unseen
 from pyg_accel.derived import derived
 from pyg_accel.native import cuda_unavailable_reasons
 
-__all__ = ["data_for", "device_of", "may_have_changed", "place", "readable", "why_on_cpu"]
+__all__ = [
+    "data_for", "device_of", "leave_on_cpu", "may_have_changed", "place", "readable", "why_on_cpu",
+]  # fmt: skip
 
 _DEVICE, _REASON, _SEEN = "_pyg_accel_device", "_pyg_accel_on_cpu", "_pyg_accel_seen"
 _CPU = torch.device("cpu")
@@ -62,6 +64,16 @@ def place(sampler: Any, data: Any, wanted: torch.device | None) -> None:
             setattr(sampler, name, _each(getattr(sampler, name), device))
     # PyG's loader compares them with the times of seeds, which are on the CPU.
     sampler.node_time = _each(sampler.node_time, _CPU)
+
+
+def leave_on_cpu(sampler: Any, reason: str) -> None:
+    """Let a sampler sample on the CPU, wherever its graph is."""
+    if device_of(sampler) != _CPU:
+        setattr(sampler, _DEVICE, _CPU)
+        setattr(sampler, _REASON, reason)
+        for name in _GRAPH:
+            if hasattr(sampler, name):
+                setattr(sampler, name, _each(getattr(sampler, name), _CPU))
 
 
 def _graph_device(data: Any) -> torch.device:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from operator import index
 from typing import Any, NamedTuple
 
 import torch
@@ -237,6 +238,10 @@ def _draw(
     now = nothing
     if graph.node_time or graph.edge_time:
         now = torch.cat([nothing, *_times_of(seeds, seed_time, graph, device)])
+    try:
+        numbers = [index(count) for k in relations for count in graph.num_neighbors[k]]
+    except TypeError as error:
+        raise ValueError(f"expected 'num_neighbors' to be integers ({error})") from error
     random_seed = int(torch.empty((), dtype=torch.int64).random_())
 
     def ready(values: Tensor) -> Tensor:
@@ -249,7 +254,7 @@ def _draw(
             [types.index(end) for k in relations for end in graph.ends[k]],
             [num_nodes[kind] for kind in types],
             [seeds.get(kind, nothing) for kind in types],
-            [int(count) for k in relations for count in graph.num_neighbors[k]],
+            numbers,
             [ready(graph.node_time.get(kind, nothing)) for kind in types],
             [ready(graph.edge_time.get(k, nothing)) for k in relations],
             [ready(graph.edge_weight.get(k, no_weight)) for k in relations],

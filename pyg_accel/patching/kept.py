@@ -115,7 +115,7 @@ def refuse_kept(module: MessagePassing, trace: Any) -> None:
     Raises:
         Unrecognised: attention weights will be written out next time; others need PyG's path.
     """
-    for name, value in vars(module).items():
+    for name, value in vars(module).copy().items():
         if name in OF_EVERY_MODULE or (trace.forward and _clears(trace.forward, name)):
             continue
         for lazy in tensors_in(value):
@@ -143,7 +143,7 @@ def finish(
         others = isinstance(value, LazyTensor) and value.tracer not in running.traces
         return value if others else change(value)
 
-    for name, value in list(vars(module).items()):
+    for name, value in vars(module).copy().items():
         if isinstance(value, LazyTensor) and forward is not None and _clears(forward, name):
             if (waiting := _edge_operand(value)) is not None:
                 vars(module)[name] = waiting

@@ -72,7 +72,7 @@ def _forward_of(self: MessagePassing, *args: Any, **kwargs: Any) -> Any:
 def _left(self: MessagePassing, out: Any, lent: list[Tensor]) -> Any:
     """Return the result of a layer with copies of what it borrowed, and leave it copies."""
     own = vars(self)
-    for name, value in list(own.items()):  # another thread may run the layer and set its own
+    for name, value in own.copy().items():  # another thread may run the layer and set its own
         if name not in _OF_EVERY_LAYER or name == "_buffers":
             left = copied(value, lent)
             if left is not value:

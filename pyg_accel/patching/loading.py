@@ -10,13 +10,16 @@ import torch_geometric
 from torch_geometric.data import Batch
 from torch_geometric.sampler import NeighborSampler
 
+from pyg_accel.cache import EXACT
 from pyg_accel.call_report import record_batch
 from pyg_accel.loader import collate as several
 from pyg_accel.loader import devices, neighbors
 from pyg_accel.native import cpu_unavailable_reasons, cuda_library
 from pyg_accel.patching.reasons import is_active
 
-__all__ = ["collate", "construct", "device_from", "load", "sample", "switch"]
+__all__ = [
+    "collate", "construct", "construct_both", "device_from", "load", "sample", "switch", "to_csc",
+]  # fmt: skip
 
 _wanted: list[torch.device] = []  # of batches, by the calls of patch() in force that name one
 # What is asked of processes that cannot use a GPU, or of a copy that is not needed.
@@ -92,6 +95,34 @@ def construct(function: Callable[..., None], self: Any, *args: Any, **kwargs: An
         self.__class__ = WeightedSampler
     data = args[0] if args else kwargs["data"]
     devices.place(self, data, _wanted[-1] if _wanted else None)
+
+
+def construct_both(function: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
+    """Stand in for the ``__init__`` of ``BidirectionalNeighborSampler``, which has two samplers."""
+    function(self, *args, **kwargs)
+    for sampler in (self.forward_sampler, self.backward_sampler):
+        devices.leave_on_cpu(sampler, "PyG compares the nodes of both directions one by one")
+
+
+def to_csc(function: Callable[..., Any], data: Any, *args: Any, **kwargs: Any) -> Any:
+    """Stand in for PyG's conversion of edges, which counts those of each target in an array.
+
+    Raises:
+        ValueError: for targets that do not exist, which would be counted beyond that array.
+    """
+    edges = None if hasattr(data, "adj") or hasattr(data, "adj_t") else data.edge_index
+    transposes = kwargs.get("to_transpose", args[5] if len(args) > 5 else False)
+    side = 0 if transposes else 1
+    if is_active() and edges is not None and edges.dim() == 2 and side < len(edges):
+        size = data.size(side)
+        if size is not None and edges.dtype in EXACT and edges.numel():
+            least, most = (int(end) for end in edges[side].aminmax())
+            if least < 0 or most >= size:
+                raise ValueError(
+                    f"expected 'edge_index' to hold ids of nodes that exist: there are {size} "
+                    f"nodes (got targets from {least} to {most})"
+                )
+    return function(data, *args, **kwargs)
 
 
 def load(function: Callable[..., None], self: Any, data: Any, *args: Any, **kwargs: Any) -> None:

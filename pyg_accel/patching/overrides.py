@@ -20,7 +20,8 @@ whoever imported a function before reaches the hook as well. These functions are
   HANConv.
 * ``RGCNConv.forward`` and ``HeteroConv.forward``, which loop over relations.
 * ``NeighborSampler._sample``, which draws the mini-batches of neighbour loaders, its ``__init__``,
-  and those of ``NodeLoader`` and ``LinkLoader``.
+  and those of ``BidirectionalNeighborSampler``, ``NodeLoader`` and ``LinkLoader``.
+* ``to_csc``, by which samplers sort edges by target.
 * ``collate``, which puts graphs into a batch.
 * ``__next__`` of the iterators of loaders, torch's and PyG's, for a row of the report.
 
@@ -45,7 +46,7 @@ from torch_geometric.loader import LinkLoader, NodeLoader
 from torch_geometric.loader.base import DataLoaderIterator
 from torch_geometric.nn import HeteroConv, MessagePassing, RGCNConv
 from torch_geometric.nn.aggr import Aggregation, QuantileAggregation
-from torch_geometric.sampler import NeighborSampler
+from torch_geometric.sampler import BidirectionalNeighborSampler, NeighborSampler
 
 from pyg_accel.patching.running import running
 
@@ -79,6 +80,7 @@ _HOOKED = {  # the hook of each function, by where PyG and torch_sparse define o
     "torch_geometric.nn.global_mean_pool": "pool",
     "torch_geometric.nn.global_max_pool": "pool",
     "torch_geometric.data.collate.collate": "collate",
+    "torch_geometric.sampler.utils.to_csc": "to_csc",
 }
 # The hook of each method, and whether it is asked inside of a layer's call that is PyG's.
 _METHODS: tuple[tuple[type, str, str, bool], ...] = (
@@ -90,6 +92,7 @@ _METHODS: tuple[tuple[type, str, str, bool], ...] = (
     (HeteroConv, "forward", "hetero", True),
     (NeighborSampler, "__init__", "sampler", True),
     (NeighborSampler, "_sample", "sample", True),
+    (BidirectionalNeighborSampler, "__init__", "both_directions", True),
     (_BaseDataLoaderIter, "__next__", "batch", True),
     (DataLoaderIterator, "__next__", "batch", True),
     (NodeLoader, "__init__", "load", True),

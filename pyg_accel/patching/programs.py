@@ -163,9 +163,10 @@ def forget() -> None:
 
 def forget_unpatched() -> None:
     """Drop the programs of layers that are not accelerated any more."""
-    for layer in list(layers):
-        if not is_active(layer):
-            del layers[layer]
+    for known in layers.keyrefs():  # other threads may add layers meanwhile
+        layer = known()
+        if layer is not None and not is_active(layer):
+            layers.pop(layer, None)
 
 
 def why(layer: Module, name: str) -> str:
@@ -359,7 +360,8 @@ def _share(layer: Module, program: LayerProgram, graph: Tensor) -> None:
     sharing: weakref.WeakKeyDictionary[Module, weakref.ref[LayerProgram]]
     sharing = derived((graph,), key, weakref.WeakKeyDictionary)
     sharing[layer] = weakref.ref(program)
-    for each in [one for known in sharing.values() if (one := known()) is not None]:
+    programs = [sharing[other]() for known in sharing.keyrefs() if (other := known()) is not None]
+    for each in [program for program in programs if program is not None]:
         least, row = each.sizes.limit(len(sharing)), each.sizes.row_new
         new = row_of(row.layer, "", "PyG", *size_reasons(-1, least, new=True))
         each.sizes = each.sizes._replace(fewest_new=least, row_new=new)
@@ -380,7 +382,7 @@ def _unrecordable(
         return known.reason or "calls of many kinds"
     if get_eval_frame_callback() is not None:
         return "a call that Dynamo runs"
-    own = [method for method, value in vars(layer).items() if method in _METHODS
+    own = [method for method, value in vars(layer).copy().items() if method in _METHODS
            and not is_rendered(value)]  # fmt: skip
     if own:
         return f"{', '.join(own)} set on the instance"

@@ -34,19 +34,21 @@ class Costs(NamedTuple):
     Attributes:
         launch_us: microseconds of the host per function of torch, PyG's Python included.
         gigabytes: of tensors of messages that PyG's path writes and reads again in a second.
-        graph_us: microseconds to build the CSR form of a small graph, and to remember it.
+        edge_ns: nanoseconds that a new graph takes per edge: to build its CSR form, less what PyG's
+            path takes for the indices of an edge.
     """
 
     launch_us: float
     gigabytes: float
-    graph_us: float
+    edge_ns: float
 
 
-SHIPPED = {"cpu": Costs(12.0, 5.0, 100.0), "cuda": Costs(50.0, 750.0, 500.0)}
+SHIPPED = {"cpu": Costs(12.0, 5.0, 2.0), "cuda": Costs(50.0, 750.0, 0.267)}
 # Functions of torch that cost the host as much as ...
 _CALL = 6  # one call of a program
 _GENERATED = 6  # a kernel on a GPU that is generated for a formula, and that of its gradient
 _DERIVED = 10  # gcn_norm, or another function of a graph that a program runs once a graph
+_GRAPH = 10  # the CSR form of a small graph, which is built and remembered
 _TRACE = 60  # a call that is traced because it has no program
 HOOK = 12  # a call of a function that was replaced, without a program
 _SOFTMAX = 8  # those of PyG's softmax
@@ -57,8 +59,6 @@ _REDUCES = {"sum": 2, "mean": 6, "max": 2, "min": 2}  # those of its reductions
 # Kernels save a quarter of what they do elsewhere where attention reads features of edges, and
 # where a network makes a matrix of every edge.
 _FEW = 0.25
-# Bytes per edge that are read and written to build a CSR form.
-_BUILD = 200
 # A compiler fuses the functions of a message: about this share of the bytes is saved beside it.
 _COMPILED = 0.2
 
@@ -111,17 +111,17 @@ def _fewest(
     costs: Costs, work: Work, row_bytes: int, layers: int, gradient: bool, compiled: bool
 ) -> int:
     passes = 2 if gradient else 1
-    functions = _CALL + _GENERATED * work.generated * passes + work.overhead - work.functions
+    functions: float = _CALL + _GENERATED * work.generated * passes + work.overhead
     share = 1 / layers if layers else 0.0  # of what is done once a graph
-    saved = (work.tensors * row_bytes - _BUILD * share) * (_COMPILED if compiled else 1.0)
-    fixed = costs.launch_us * (functions - _DERIVED * work.derived * (1 - share))
     # Functions of the graph are remembered, and launches of attention are bound, once a graph.
     once = 1 + (work.derived > 0) + (work.tensors > _MESSAGES)
-    fixed += passes * costs.graph_us * once * share
-    if fixed <= 0:
+    functions += passes * _GRAPH * once * share - _DERIVED * work.derived * (1 - share)
+    functions -= work.functions
+    if functions <= 0:
         return 0
-    per_edge = passes * saved / (1e3 * costs.gigabytes)  # microseconds
-    return ceil(fixed / per_edge) if per_edge > 0 else NEVER
+    saved = work.tensors * row_bytes / costs.gigabytes - costs.edge_ns * share  # nanoseconds
+    saved *= passes * (_COMPILED if compiled else 1.0)
+    return ceil(1e3 * costs.launch_us * functions / saved) if saved > 0 else NEVER
 
 
 def fewest_edges(

@@ -170,13 +170,12 @@ class Guard:
         if cls.__getattr__ is not Module.__getattr__ and not is_library(module_of(cls)):
             raise NotComparable(f"{cls.__name__} has a '__getattr__' of its own")
         attributes = vars(module)
-        for name, value in attributes.items():
+        copied = attributes.copy()  # another thread may run the layer and set its own
+        for name, value in copied.items():
             self._add_value(f"{cls.__name__}.{name}", value)
         # Empty dictionaries of hooks are not compared by identity: _add_value() has added them.
-        hooks = {
-            n for n, v in attributes.items() if n.endswith(("_hooks", "_always_called")) and not v
-        }
-        compared = {n: v for n, v in attributes.items() if n not in _OF_MODULES | hooks}
+        hooks = {n for n, v in copied.items() if n.endswith(("_hooks", "_always_called")) and not v}
+        compared = {n: v for n, v in copied.items() if n not in _OF_MODULES | hooks}
         self._add_dict(attributes, compared)
         self._add_classes(cls)
 
@@ -259,7 +258,7 @@ class Guard:
             return
         self._add_dict(vars(value), vars(value))
         self._add_classes(cls)
-        for part, item in vars(value).items():
+        for part, item in vars(value).copy().items():
             self._add_value(f"{name}.{part}", item, depth - 1)
 
     def _add_container(self, name: str, value: Any, depth: int) -> None:

@@ -16,7 +16,7 @@ from pyg_accel.settings import settings
 __all__ = ["EDGES", "measure_costs"]
 
 _nn: Any = torch_geometric.nn  # whose layers type checkers take for abstract
-TINY, FEATURES = 400, 64
+TINY, FEATURES, NARROW = 400, 64, 16
 EDGES = {"cpu": 400_000, "cuda": 4_000_000}  # of a large graph
 DEGREE = 8
 ROUNDS, LAP = 7, 5e-3  # laps that are compared, and how long each is at least, in seconds
@@ -35,39 +35,45 @@ def measure_costs(device: str) -> dict[str, float]:
     with torch.no_grad():
         stock, _ = _seconds(attention, TINY, device)
         launch = stock / (work_of([_ATTENTION]).functions + 2)  # and its two linear maps
-        known, ours = _seconds(total, TINY, device)
-        _, new = _seconds(total, TINY, device, fresh=True)
-        wide, narrow = _seconds(total, EDGES[device], device)
-    saved = (wide - narrow) - (known - ours)
-    nbytes = EDGES[device] * FEATURES * 4
-    rate = nbytes / saved / 1e9 if saved > 0 else SHIPPED[device].gigabytes
-    found = Costs(1e6 * launch, rate, max(1e6 * (new - ours), 1.0))
-    return {name: round(value, 2) for name, value in found._asdict().items()}
+        small = _saved(total, TINY, device)
+        saved = (_saved(total, EDGES[device], device) - small) / EDGES[device]
+        rate = 4 * FEATURES / saved / 1e9 if saved > 0 else SHIPPED[device].gigabytes
+        small = _saved(total, TINY, device, NARROW, fresh=True)
+        saved = (_saved(total, EDGES[device], device, NARROW, fresh=True) - small) / EDGES[device]
+    found = Costs(1e6 * launch, rate, max(4 * NARROW / rate - 1e9 * saved, 0.01))
+    return {name: round(value, 3) for name, value in found._asdict().items()}
+
+
+def _saved(*args: Any, **kwargs: Any) -> float:
+    stock, accelerated = _seconds(*args, **kwargs)
+    return stock - accelerated
 
 
 def _seconds(
-    layer: torch.nn.Module, edges: int, device: str, *, fresh: bool = False
+    layer: torch.nn.Module,
+    edges: int,
+    device: str,
+    features: int = FEATURES,
+    *,
+    fresh: bool = False,
 ) -> tuple[float, float]:
     """Seconds of a call of PyG's, and of one that is accelerated, side by side."""
     nodes = max(edges // DEGREE, 2)
-    x = torch.randn(nodes, FEATURES, device=device)
+    x = torch.randn(nodes, features, device=device)
     edge_index = torch.randint(nodes, (2, edges), device=device)
 
-    def stock() -> None:
-        layer(x, edge_index)
-
-    def accelerated() -> None:
+    def call() -> None:
         layer(x, edge_index.clone() if fresh else edge_index)
 
     laps: list[tuple[float, float]] = []
     for _ in range(ROUNDS):
-        first = _lap(stock, x)
+        first = _lap(call, x)
         settings.always = True
         try:
             with patched(layer):
                 for _ in range(4):
-                    accelerated()
-                laps.append((first, _lap(accelerated, x)))
+                    call()
+                laps.append((first, _lap(call, x)))
         finally:
             settings.always = None
     mine, ours = (median(each) for each in zip(*laps, strict=True))

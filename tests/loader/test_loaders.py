@@ -9,12 +9,18 @@ import pytest
 import torch
 import torch_geometric.typing
 from torch_geometric.data import Data, HeteroData
-from torch_geometric.loader import LinkNeighborLoader, NeighborLoader
+from torch_geometric.loader import LinkNeighborLoader, NeighborLoader, NodeLoader
 from torch_geometric.nn import SAGEConv, to_hetero
 from torch_geometric.nn.models import GraphSAGE
-from torch_geometric.sampler import NeighborSampler, NodeSamplerInput
+from torch_geometric.sampler import (
+    BidirectionalNeighborSampler,
+    NeighborSampler,
+    NodeSamplerInput,
+)
 
 import pyg_accel
+from pyg_accel.loader import devices
+from pyg_accel.patching import loading
 
 pytestmark = pytest.mark.usefixtures("patched_without_other_samplers")
 N, E = 200, 1600
@@ -235,6 +241,22 @@ def test_induced_subgraphs_leave_out_ids_that_are_no_nodes():
     assert next(iter(loader)).edge_index.tolist() == [[1], [0]]
 
 
+@pytest.mark.parametrize("bad", [3, 10**8, -1])
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize("is_sorted", [False, True])
+def test_targets_that_do_not_exist_are_refused(bad: int, backward: bool, is_sorted: bool):
+    """PyG would count them beyond an array."""
+    edges = torch.tensor([[1, 2, 0], [0, 1, bad]])
+    data = Data(edge_index=edges.flip(0) if backward else edges, num_nodes=3)
+    direction: Any = "backward" if backward else "forward"
+    typed = HeteroData()
+    typed["a"].num_nodes = typed["b"].num_nodes = 3
+    typed["a", "to", "b"].edge_index = data.edge_index
+    for each in (data, typed):
+        with pytest.raises(ValueError, match=r"'edge_index' .* there are 3 nodes"):
+            NeighborSampler(each, [2], is_sorted=is_sorted, sample_direction=direction)
+
+
 NEEDED = {
     "HGTLoader(typed, [4], input_nodes='a')": "'HGTSampler' requires 'torch-sparse'",
     "ShaDowKHopSampler(data, 2, 3)": "'ShaDowKHopSampler' requires 'torch-sparse'",
@@ -268,6 +290,27 @@ def test_loaders_that_need_other_operators_raise_the_error_of_pyg():
     assert done.returncode == 0, done.stderr
     printed = [line for line in done.stdout.splitlines() if "requires" in line]
     assert printed == list(NEEDED.values())
+
+
+@pytest.mark.parametrize("disjoint", [False, True])
+def test_samplers_of_both_directions_stay_on_the_cpu(disjoint: bool, monkeypatch):
+    """There PyG compares their nodes."""
+    gpu = torch.device("cuda", 0)
+    monkeypatch.setattr(loading, "device_from", lambda loader: gpu)
+    monkeypatch.setattr(devices, "cuda_unavailable_reasons", lambda: [])
+    monkeypatch.setattr(devices, "readable", lambda tensor, device: tensor)
+    data = Data(x=torch.randn(50, 2), edge_index=torch.randint(50, (2, 300)))
+    is_edge = torch.zeros(50, 50, dtype=torch.bool)
+    is_edge[tuple(data.edge_index)] = True
+    with pyg_accel.patched(loader="cuda"):
+        assert devices.device_of(NeighborSampler(data, [2])) == gpu
+        sampler = BidirectionalNeighborSampler(data, [2], disjoint=disjoint)
+        parts = sampler.forward_sampler, sampler.backward_sampler
+        assert [devices.device_of(part).type for part in parts] == ["cpu", "cpu"]
+        assert "one by one" in devices.why_on_cpu(parts[0])
+        for batch in NodeLoader(data, sampler, input_nodes=torch.arange(20), batch_size=5):
+            assert is_edge[tuple(batch.n_id[batch.edge_index])].all()
+            assert ("batch" in batch) is disjoint
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -471,6 +471,8 @@ def test_bad_arguments_are_named():
     data.time = data.time.double()
     refused("time_attr", data, time_attr="time")
     refused("num_neighbors", num_neighbors={("a", "to", "b"): [2]})
+    for count in ([2, 2.5], ["2"], 2, [None]):
+        refused("num_neighbors", num_neighbors=count)
 
 
 def test_a_graph_that_is_none_raises():

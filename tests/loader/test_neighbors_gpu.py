@@ -11,9 +11,9 @@ import torch
 import torch_geometric.sampler.utils
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
-from torch_geometric.loader import LinkNeighborLoader, NeighborLoader
+from torch_geometric.loader import LinkNeighborLoader, NeighborLoader, NodeLoader
 from torch_geometric.nn.models import GraphSAGE
-from torch_geometric.sampler import NeighborSampler
+from torch_geometric.sampler import BidirectionalNeighborSampler, NeighborSampler
 
 import pyg_accel
 from pyg_accel.loader import devices
@@ -120,6 +120,17 @@ def test_bidirectional_batches_are_those_of_the_cpu(data: Data):
             assert batch.pop("e_id").numel() == batch["edge_index"].size(1)
         for batch in batches[1:]:
             assert_equal(batch, batches[0])
+
+
+@pytest.mark.parametrize("disjoint", [False, True])
+def test_samplers_of_both_directions_sample_on_the_cpu(data: Data, disjoint: bool):
+    is_edge = torch.zeros(N, N, dtype=torch.bool)
+    is_edge[tuple(data.edge_index)] = True
+    for where, loader in ((data.clone().to("cuda"), None), (data, "cuda")):
+        with pyg_accel.patched(loader=loader):
+            sampler = BidirectionalNeighborSampler(where, [2], disjoint=disjoint)
+            batch = next(iter(NodeLoader(where, sampler, input_nodes=torch.arange(9))))
+        assert is_edge[tuple(batch.n_id.cpu()[batch.edge_index.cpu()])].all()
 
 
 def test_the_last_neighbours_in_time_are_those_of_the_cpu(data: Data):

@@ -38,8 +38,7 @@ LAYERS = {
     "GAT": lambda: GATConv(F, 4, heads=2, dropout=0.1),
     "GATv2": lambda: GATv2Conv(F, 4, heads=2),
     "Transformer": lambda: TransformerConv(F, 4, heads=2),
-    # Not "std", which jumps in PyG where the variance is 1e-5: rounding decides there.
-    "PNA": lambda: PNAConv(F, F, ["mean", "var"], ["identity"], torch.ones(9)),
+    "PNA": lambda: PNAConv(F, F, ["mean", "std"], ["identity"], torch.ones(9)),
     "RGCN": lambda: RGCNConv(F, F, 3),
     "RGCN, stacked": lambda: RGCNConv(F, F, 9),
     "Edge": lambda: EdgeConv(torch.nn.Linear(2 * F, F)),

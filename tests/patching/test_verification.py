@@ -102,6 +102,19 @@ def test_deviations_of_large_numbers_lose_digits_and_that_is_no_mistake(offset, 
         SAGEConv(6, 4, aggr=["var", "std"])(offset + x, edge_index)
 
 
+def test_a_deviation_is_on_either_side_of_the_limit_below_which_it_is_0():
+    """PyG rounds to one side, and the kernels to the other: it is the root of 1e-5, or 0."""
+    star = torch.stack([torch.arange(1, 9), torch.zeros(8, dtype=torch.long)])
+    layer = SAGEConv(1, 4, aggr=["mean", "std"])
+    settings.verify = True
+    with pyg_accel.patched():
+        for seed in range(60):
+            torch.manual_seed(seed)
+            x = torch.randn(9, 1, dtype=torch.float64)
+            x[1:] = (x[1:] - x[1:].mean()) / x[1:].std(correction=0)
+            layer((1 + 1e-5**0.5 * x).float(), star)
+
+
 @pytest.mark.parametrize("offset", [0.0, 1e2], ids=str)
 def test_a_deviation_that_is_wrong_by_more_than_that_is_found(offset, x, edge_index, off_by):
     off_by(1.1)
