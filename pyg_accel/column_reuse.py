@@ -66,8 +66,8 @@ def reuse_of(csr: CSR) -> tuple[Shared, ...]:
     return facts.shared_kind.sharing
 
 
-def kind_of(csr: CSR) -> Kind:
-    """Return the kind of a graph for a kernel that is about to run, and count the use.
+def kind_of(csr: CSR, *, counts: bool = True) -> Kind:
+    """Return the kind of a graph, and count a use if a kernel is about to run on it.
 
     It includes :func:`reuse_of` for a graph on a GPU that is used repeatedly: sampled batches are
     freed before tiles could pay. Nothing is measured while a CUDA graph is captured, as the host
@@ -75,7 +75,7 @@ def kind_of(csr: CSR) -> Kind:
     with it the rounding.
     """
     facts = facts_of(csr)
-    facts.uses += 1
+    facts.uses += counts
     return _known_kind(csr) if csr.col.is_cuda else facts.kind
 
 

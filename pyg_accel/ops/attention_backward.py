@@ -218,7 +218,7 @@ def gradient_launch(
     It takes the operands, the results and the gradient of the first, all like those of this call.
     """
     operands = call.operands
-    kinds = kind_of(csr), kind_of(turned), csr.eid is None, torch.is_grad_enabled()
+    kinds = kind_of(csr, counts=False), kind_of(turned), csr.eid is None, torch.is_grad_enabled()
     facts = [(t.dtype, *t.shape[1:], t.stride(0)) for t in (*operands, call.out, grad)]
     key = (call.score, call.value, call.needs, *kinds, situation(), *facts)
     found = _bound.get(key)

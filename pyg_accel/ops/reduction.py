@@ -192,7 +192,8 @@ class _Reduction:
             assert turned is not None
             share, mean = mean_pass(csr, turned, like.dtype)
         key = (
-            mean, *_situation(csr), *(() if turned is None else _situation(turned)),
+            mean, *_situation(csr, counts=turned is None),
+            *(() if turned is None else _situation(turned)),
             *[None if t is None else (t.dtype, t.stride()) for t in tensors],
         )  # fmt: skip
         found = self.backward.get(key)
@@ -315,9 +316,9 @@ class _Reduction:
                 for g, trailing in zip(found, self.trailings, strict=True)]  # fmt: skip
 
 
-def _situation(csr: CSR) -> tuple[Any, ...]:
+def _situation(csr: CSR, *, counts: bool = True) -> tuple[Any, ...]:
     """What of a graph, and around a call, the choice of a kernel depends on."""
-    kind = kind_of(csr)
+    kind = kind_of(csr, counts=counts)
     rounded = csr.col.is_cuda and torch.get_float32_matmul_precision() != "highest"
     return (kind, csr.eid is None, rounded, *situation())
 

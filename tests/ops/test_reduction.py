@@ -226,7 +226,7 @@ def test_a_tensor_that_left_a_function_transform_is_an_ordinary_one(graph):
 def test_a_plan_is_made_anew_when_a_graph_on_a_gpu_turns_out_to_stay(graph, monkeypatch):
     monkeypatch.setattr(facts, "_USES", 3)
     for module in (launch, reduction):  # as of a graph on a GPU
-        monkeypatch.setattr(module, "kind_of", column_reuse._known_kind)
+        monkeypatch.setattr(module, "kind_of", lambda csr, **_: column_reuse._known_kind(csr))
     graph.is_cuda = True
     x, plans = torch.randn(N, 4, requires_grad=True), []
     right = ops.spmm(graph, x).detach()

@@ -146,16 +146,16 @@ class Sequence:
             code += (_NUMBERS[dtype], len(shape), *shape)
         code.append(len(self._calls))
         for kernel, grid, arguments in self._calls:
-            compiled, count = kernel.compiled, len(arguments) - arguments.count(None)
+            compiled, read = kernel.compiled, [a for a in arguments if a is not None]
             threads, shared = 32 * kernel.warps, compiled.metadata.shared
-            code += (compiled.function, *(*grid, 1, 1)[:3], threads, shared, count)
-            for argument in arguments:
+            code += (compiled.function, *(*grid, 1, 1)[:3], threads, shared, len(read))
+            for argument in read:
                 if type(argument) is Slot:
                     code += (_TENSOR, argument.at)
                 elif isinstance(argument, Tensor):
                     code += (_ARRAY, len(arrays))
                     arrays.append(argument)
-                elif argument is not None:
+                else:
                     code += (_NUMBER, argument)
         library = cuda_library()
         add, remove = direct(library.add_sequence), direct(library.remove_sequence)
