@@ -242,22 +242,6 @@ def test_things_that_are_no_models_and_no_numbers():
         pyg_accel.to_maxk(GraphSAGE(IN, HIDDEN, 2), 0)
 
 
-def test_the_state_has_the_same_names_in_the_same_order():
-    class Model(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.a, self.b = SAGEConv(8, 6), SAGEConv(6, 6)
-            self.again = self.b
-            self.register_buffer("unread", torch.ones(3))
-            self.spare = torch.nn.Parameter(torch.ones(2))
-
-        def forward(self, x, edge_index):
-            return self.b(self.a(x, edge_index).relu(), edge_index)
-
-    model = Model()
-    assert list(pyg_accel.to_maxk(model, 2).state_dict()) == list(model.state_dict())
-
-
 def test_what_it_returns_can_be_copied_and_saved():
     model = Functional().eval()
     model.unused = nn.Linear(2, 3)
