@@ -196,7 +196,7 @@ class RewrittenLayer(torch.nn.Module):
         if halos is not None:
             text = "; ".join(str(region.expr) for region in rewritten.regions)
             reason = halos.agree(reason, text)
-            if reason:  # no rank may record again alone
+            if reason:  # a single rank must not record again
                 programs.give_up(reason)
                 program = None
         for other in before:

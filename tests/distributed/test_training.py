@@ -254,7 +254,7 @@ def left(device: torch.device) -> bool:
 
 
 @pytest.mark.full
-def test_nothing_stays_behind(fresh):
+def test_hooks_are_removed_with_the_model(fresh):
     assert fresh(2)(left) == [False, False]
 
 
@@ -288,6 +288,6 @@ def graphs_made(device: torch.device) -> list[set[str]]:
     return made
 
 
-def test_the_compiler_gets_what_is_between_layers_and_nothing_of_ours(two):
+def test_the_compiler_gets_the_code_between_layers_only(two):
     for made in two(graphs_made):
         assert made == [{"sigmoid", "h"}, {"tanh"}]

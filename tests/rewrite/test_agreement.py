@@ -29,7 +29,7 @@ def agree(fast, model, *args):
     ],
     ids=["appnp", "ssg"],
 )
-def test_what_is_kept_of_static_features_knows_the_numbers_in_it(make):
+def test_stored_aggregates_of_static_features_depend_on_scalars(make):
     x, edge_index = example()
     for alpha in (0.1, 0.7):
         conv = make(alpha)
@@ -321,7 +321,7 @@ class Keyword(torch.nn.Module):
         return self.c(x, edge_index)
 
 
-def test_static_features_that_no_layer_gets_are_said():
+def test_static_features_that_no_layer_gets_cause_a_warning():
     class Twice(Keyword):
         def forward(self, x, edge_index, *args):
             return super().forward(2 * x, edge_index)
