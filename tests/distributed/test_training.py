@@ -239,15 +239,15 @@ def left(device: torch.device) -> bool:
     """PyG is as it was when the last distributed model is gone."""
     import gc
 
-    from pyg_accel.layers.aggregation import BEYOND
+    from pyg_accel.halos import LOOKUPS
     from pyg_accel.patching import overrides
 
     spread, share = pyg_accel.distribute(pair(device)[1], graph(device))
     spread(share.x, share.edge_index).sum().backward()
-    assert overrides.installed() and BEYOND
+    assert overrides.installed() and LOOKUPS
     del spread, share
     gc.collect()
-    found = overrides.installed() or bool(BEYOND)
+    found = overrides.installed() or bool(LOOKUPS)
     x = torch.ones(3, 2)
     assert torch.equal(nn.global_add_pool(x, None), x.sum(0, keepdim=True))
     return found
