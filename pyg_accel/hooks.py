@@ -28,7 +28,7 @@ def hooks_in(module: Module, tables: tuple[str, ...] = HOOKS) -> list[str]:
 
 
 def hook_reasons(layer: MessagePassing) -> list[str]:
-    """Return why PyG's own path must be taken, whatever the message is."""
+    """Return the reasons for PyG's own path that do not depend on the message."""
     reasons = hooks_in(layer, _OF_LAYERS)
     if layer.explain:
         reasons.append("an explainer is active")

@@ -97,7 +97,7 @@ def cuda_library() -> Any:
 
 
 def direct(operator: Any) -> Any:
-    """Return an operator of a library as the C++ function behind torch's Python object."""
+    """Return the C++ function of an operator, without torch's Python wrapper."""
     overload = operator.default
     return getattr(overload, "_op", overload)
 

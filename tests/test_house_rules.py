@@ -31,7 +31,7 @@ MOST_CODE_LINES = 37402
 FLOORS = [
     {"errors", "settings", "formula", "functions", "native", "graph", "cbsr", "checks",
      "large_pages", "memo", "matrices", "call_report", "cache", "derived", "hooks", "tiles",
-     "column_reuse", "facts", "machine", "module_state", "tuned", "wrapper"},
+     "column_reuse", "facts", "halos", "machine", "module_state", "tuned", "wrapper"},
     {"backends"},
     {"ops", "testing"},
     {"record", "loader"},

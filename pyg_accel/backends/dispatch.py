@@ -1,4 +1,4 @@
-"""Which backend runs a call: the cheapest of those without a reason against it."""
+"""Chooses the backend for a call: the cheapest one without a reason against it."""
 
 import logging
 from collections.abc import Iterator
@@ -34,14 +34,14 @@ __all__ = [
 ]
 
 _log = logging.getLogger("pyg_accel")
-# A backend's name, and whether others may run what that one cannot.
+# The name of a backend, and whether others may run calls that it cannot.
 named: ContextVar[tuple[str, bool] | None] = ContextVar("pyg_accel_backend", default=None)
 variables_of_choices = variables("backend", "disable", "isa")
 
 
 @dataclass(frozen=True)
 class Decision:
-    """The backend for a call, its kernel and cost, and why the others were passed over."""
+    """The backend for a call, its kernel and cost, and the reasons against the others."""
 
     spec: OpSpec
     backend: Backend
@@ -55,16 +55,16 @@ class Decision:
 
 
 def use_backend(name: str) -> AbstractContextManager[None]:
-    """Run every operator inside the block on one backend; it raises where that one cannot.
+    """Run every operator in the block on one backend, and raise if it cannot.
 
-    In the backward pass, what this backend cannot compute runs on another one. Where it cannot run
-    even a plain sum, patched layers are left to PyG, and the report says why.
+    In the backward pass, another backend runs what this one cannot. If it cannot run a plain sum,
+    patched layers take PyG's own path, and the report says why.
 
     Args:
         name: name of a backend, or ``"auto"`` to choose freely again.
 
     Returns:
-        A context manager. Inside, operators that the backend cannot run raise BackendNotSupported.
+        A context manager. In it, operators that the backend cannot run raise BackendNotSupported.
 
     Raises:
         ValueError: if there is no such backend.
@@ -75,7 +75,7 @@ def use_backend(name: str) -> AbstractContextManager[None]:
 
 
 def prefer_backend(name: str) -> AbstractContextManager[None]:
-    """Run the operators inside the block on one backend where it can, else on any other."""
+    """Run the operators in the block on one backend if it can, otherwise on any other."""
     return _block(name, others=True)
 
 
@@ -89,7 +89,7 @@ def _block(name: str, *, others: bool) -> Iterator[None]:
 
 
 def asked_for() -> str:
-    """Return the backend that :func:`use_backend` or the settings name here, or ``"auto"``."""
+    """Return the backend that :func:`use_backend` or the settings name, or ``"auto"``."""
     return _asked()[0]
 
 
@@ -98,15 +98,15 @@ def _asked() -> tuple[str, bool]:
 
 
 def situation() -> tuple[object, ...]:
-    """Return what, beside the facts of a call, the choice of its backend depends on."""
+    """Return what the choice of a backend depends on, besides the call."""
     return named.get(), settings.changes, *variables_of_choices()
 
 
 def fast_backend_reasons(device: str) -> list[str]:
-    """Return why no backend but the reference would run messages on a device; empty if one does.
+    """Return why only the reference backend could run messages on a device; empty if others can.
 
-    Any message, that is: what is good at sums alone does not make models faster. A backend that was
-    asked for by name counts, whatever it is, if it runs a plain sum.
+    A backend has to run any message, as one for sums only does not make models faster. A backend
+    that was named only has to run a plain sum.
     """
     named = asked_for() != "auto"
     formula, shapes = ("u0", ((1, 1),)) if named else ("relu(add(u0,v1))", ((1, 1), (1, 1)))
@@ -121,9 +121,9 @@ def fast_backend_reasons(device: str) -> list[str]:
 
 
 def is_fast(spec: OpSpec) -> bool:
-    """Return whether the backend that was asked for, or any but the reference, runs a call.
+    """Return whether the named backend, or any except the reference, runs a call.
 
-    False too where that backend would rather run the parts of the operator.
+    Also False if that backend is faster with the parts of the operator.
     """
     try:
         decision = decide(spec)
@@ -139,7 +139,7 @@ def choose(spec: OpSpec) -> Decision:
     """Return the backend for a call.
 
     Raises:
-        BackendNotSupported: with every backend's reasons, if none can, or not the one asked for.
+        BackendNotSupported: with the reasons of every backend, or of the named one.
     """
     decision = decide(spec)
     note_choice(decision.backend.name)
@@ -147,12 +147,12 @@ def choose(spec: OpSpec) -> Decision:
 
 
 def forget_decisions() -> None:
-    """Decide anew: what backends reckon with has changed."""
+    """Forget all choices: something that backends depend on has changed."""
     settings.changes += 1
 
 
 def decide(spec: OpSpec) -> Decision:
-    """Return what :func:`choose` would, for a call that may not be made."""
+    """Return what :func:`choose` returns, without noting it for the report."""
     name, others = _asked()
     try:
         return _choose(spec, name, settings.disable, settings.changes)
@@ -175,8 +175,8 @@ def _choose(spec: OpSpec, forced: str, disabled: str, _changes: int) -> Decision
             rejected[name] = tuple(reasons)
             continue
         kernel = backend.kernels[spec.op]
-        found = Decision(spec, backend, kernel, kernel.cost(spec), rejected)
-        faster, slower = (best, found) if best and best.cost <= found.cost else (found, best)
+        new = Decision(spec, backend, kernel, kernel.cost(spec), rejected)
+        faster, slower = (best, new) if best and best.cost <= new.cost else (new, best)
         if slower is not None:
             rejected[slower.backend.name] = (f"estimated to be slower than {faster.backend.name}",)
         best = faster

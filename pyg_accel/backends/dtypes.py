@@ -1,4 +1,4 @@
-"""Properties of the dtypes that features may have, a row each."""
+"""Properties of the dtypes of features."""
 
 from typing import NamedTuple, TypeVar
 
@@ -12,11 +12,11 @@ T = TypeVar("T", Tensor, Tensor | None)
 
 
 class Dtype(NamedTuple):
-    """Facts about a floating dtype.
+    """Properties of a floating-point dtype.
 
     Attributes:
-        accumulate: what is added up in.
-        tolerance: how far results may be from the truth.
+        accumulate: the dtype of sums.
+        tolerance: how much results may differ from the truth.
     """
 
     accumulate: torch.dtype
@@ -33,7 +33,7 @@ EIGHT_BITS = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}  # quantized featur
 
 
 def accumulate(dtype: torch.dtype) -> torch.dtype:
-    """Return what features are added up in."""
+    """Return the dtype that features are summed in."""
     return DTYPES[dtype].accumulate if dtype in DTYPES else torch.float32
 
 

@@ -1,4 +1,4 @@
-"""Which backends ran: collected for the report."""
+"""Collects which backends ran, for the report."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ chosen: ContextVar[dict[str, None] | None] = ContextVar("pyg_accel_chosen", defa
 
 @contextmanager
 def record_choices() -> Iterator[dict[str, None]]:
-    """Collect the names of the backends that are chosen inside the block, nested ones included."""
+    """Collect the names of the backends that are chosen in the block and in nested ones."""
     names: dict[str, None] = {}
     outer = chosen.get()
     token = chosen.set(names)

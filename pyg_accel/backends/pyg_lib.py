@@ -1,6 +1,6 @@
-"""Segments by pyg-lib, where it is installed: softmax, reductions of edge data, matrix products.
+"""Segments by pyg-lib, if it is installed: softmax, reductions of edge data, matrix products.
 
-Messages that are gathered from nodes are nothing for it: it reduces rows that lie there.
+It has no kernels for messages that are gathered from nodes, only for rows that exist already.
 """
 
 from functools import lru_cache
@@ -24,7 +24,7 @@ _OPS = ("softmax_csr", "segment_sum_csr", "grouped_matmul", "segment_matmul")
 
 @lru_cache(maxsize=1)
 def _load() -> tuple[str, ...]:
-    """Import pyg-lib once; return what kept it from loading."""
+    """Import pyg-lib once; return the reasons why it cannot be used."""
     if find_spec("pyg_lib") is None:
         return ("pyg-lib is not installed: see https://github.com/pyg-team/pyg-lib",)
     try:
@@ -38,7 +38,7 @@ def _load() -> tuple[str, ...]:
 
 
 def _reasons(spec: OpSpec) -> list[str]:
-    """It reduces edge data, and multiplies segments."""
+    """Return the reasons against it: it only reduces edge data, and multiplies segments."""
     reasons = []
     if spec.device not in ("cpu", "cuda"):
         reasons.append(f"tensors are on '{spec.device}'")
@@ -49,13 +49,13 @@ def _reasons(spec: OpSpec) -> list[str]:
     if spec.dtype not in _DTYPES:
         reasons.append(f"features are {spec.dtype}")
     if spec.op == "gspmm" and (spec.formula != "e0" or spec.reduces not in _REDUCES):
-        what = f"{'+'.join(spec.reduces)} of {spec.formula}"
-        reasons.append(f"it reduces edge data to sums and means (got {what})")
+        call = f"{'+'.join(spec.reduces)} of {spec.formula}"
+        reasons.append(f"it reduces edge data to sums and means (got {call})")
     return reasons
 
 
 def _cost(spec: OpSpec) -> float:
-    """Bytes of the operands at half the rate of this package's kernels, and 64-bit indices."""
+    """Return the time at half the bandwidth of this package's kernels, plus 64-bit indices."""
     features = spec.num_edges * spec.heads * spec.width * spec.dtype.itemsize
     if spec.device == "cpu":
         return 5e-5 + 1e-10 * features + 2e-9 * spec.num_edges
@@ -71,7 +71,7 @@ def _gspmm(
     csr: CSR, formula: Formula, operands: list[Tensor], reduces: list[str], *, want_arg: bool
 ) -> list[Tensor]:
     (edges,) = operands
-    if edges.numel() == 0:  # on which its kernels divide by zero
+    if edges.numel() == 0:  # its kernels would divide by zero
         return [edges.new_zeros(csr.num_rows, *edges.shape[1:])]
     rows = edges.reshape(edges.size(0), edges.shape[1:].numel())
     rows = rows if csr.eid is None else rows.index_select(0, csr.eid)

@@ -1,4 +1,4 @@
-"""The backends that exist, by name."""
+"""The registered backends, by name."""
 
 from functools import lru_cache
 from importlib.metadata import entry_points

@@ -1,13 +1,13 @@
-"""Which edges of a row are taken when at most ``width`` may be: the definition, in plain torch.
+"""Sampling of at most ``width`` entries per row: the definition, in torch.
 
-A row of d entries with d <= width is taken whole. Of a longer one, entry number i of the sample
+All entries of a row of d <= width entries are taken. Entry i of the sample of a longer row
 (0 <= i < width) is the entry at
 
     position(i) = (start + i * step) mod d
 
-in stored order, with a ``start`` and a ``step`` of the row that depend on the strategy. Steps share
-no factor with d, so positions do not repeat. A kernel needs one addition and one comparison per
-edge and keeps no list; kernels and this file must agree on every position.
+in stored order, with a ``start`` and a ``step`` of the row that depend on the strategy. Steps have
+no common factor with d, so positions do not repeat. A kernel needs one addition and one comparison
+per edge, and no list; kernels have to use the same positions as this file.
 
 | strategy | start | step |
 |---|---|---|
@@ -15,14 +15,14 @@ edge and keeps no list; kernels and this file must agree on every position.
 | ``fastrand`` | 0 | 577 |
 | ``random`` | uniform in [0, d) | one of 256 primes |
 
-``bucket`` and ``fastrand`` are those of the ES-SpMM paper (section IV-D, equation 2). Where the
-prime divides d its multiples would repeat: the first of 577, 587, 593 that does not divide takes
-its place (338,699 edges of a row are distinct even where all three divide).
+``bucket`` and ``fastrand`` are those of the ES-SpMM paper (section IV-D, equation 2). If the prime
+divides d, positions would repeat: the first of 577, 587, 593 that does not divide d is used instead
+(if all three do, 338,699 positions are still distinct).
 
 ``random`` draws start and prime by Philox 4x32-10 with the seed as key and the row as counter. With
-a uniform start every entry of a row has the same chance, width / d, whatever the step, so that
-sums and means are estimated without bias; with many steps, pairs of entries meet about as often as
-in a sample drawn without replacement.
+a uniform start every entry of a row has the same probability, width / d, for any step, so that
+estimates of sums and means are unbiased; with many steps, pairs of entries occur about as often as
+in a sample without replacement.
 """
 
 from dataclasses import dataclass
@@ -49,19 +49,19 @@ __all__ = [
 
 STRATEGIES = ("bucket", "fastrand", "random")
 RESCALES = ("none", "mean", "row", "gcn")
-FALLBACKS = (577, 587, 593)  # steps where the one of the strategy divides the length of the row
+FALLBACKS = (577, 587, 593)  # steps if that of the strategy divides the length of the row
 _WORD = 0xFFFFFFFF
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How a row is sampled, and by what its sum is multiplied.
+    """How a row is sampled, and the factor of its sum.
 
-    With d entries in row i, s = min(d, width) of them taken, and d', s' of the row with the number
-    of the edge's source:
+    With d entries in row i, s = min(d, width) of them taken, and d', s' for the row of the source
+    of an edge:
 
     Attributes:
-        width: most entries of a row.
+        width: the largest number of entries per row.
         strategy: of :data:`STRATEGIES`.
         rescale: the factor of every edge. ``none``: 1. ``mean``: 1 / s. ``row``: d / s, so that a
             sum keeps its size. ``gcn``: sqrt(d / s) * sqrt(d' / s'), which turns the weights
@@ -75,20 +75,20 @@ class Sampling:
     def __post_init__(self) -> None:
         whole("width", self.width)
         if self.strategy not in STRATEGIES:
-            known = ", ".join(STRATEGIES)
-            raise ValueError(f"expected a strategy of {known} (got '{self.strategy}')")
+            names = ", ".join(STRATEGIES)
+            raise ValueError(f"expected a strategy of {names} (got '{self.strategy}')")
         if self.rescale not in RESCALES:
-            known = ", ".join(RESCALES)
-            raise ValueError(f"expected a rescaling of {known} (got '{self.rescale}')")
+            names = ", ".join(RESCALES)
+            raise ValueError(f"expected a rescaling of {names} (got '{self.rescale}')")
 
 
 class Sample(NamedTuple):
-    """The edges that are taken, as a graph of their own.
+    """The sampled edges as a graph.
 
     Attributes:
         rowptr: [num_rows + 1].
         col: [S].
-        entry: [S], the entry of the whole graph that each is.
+        entry: [S], the index of each edge in the whole graph.
         row: [S].
     """
 
@@ -98,24 +98,23 @@ class Sample(NamedTuple):
     row: Tensor
 
     def beyond(self) -> Tensor:
-        """Return [S], which edges are padding."""
+        """Return which edges are padding, [S]."""
         return torch.arange(self.col.numel(), device=self.col.device) >= self.rowptr[-1]
 
 
 @lru_cache(maxsize=8)
 def primes(device: torch.device) -> Tensor:
-    """[256] int32, the steps that ``random`` chooses from: primes spread over 2**16 to 2**20."""
-    most = 1 << 20
-    prime = torch.ones(most, dtype=torch.bool)
+    """Return the steps of ``random``, [256] int32: primes spread over 2**16 to 2**20."""
+    prime = torch.ones(1 << 20, dtype=torch.bool)
     for number in range(2, 1 << 10):
         if prime[number]:
             prime[number * number :: number] = False
-    found = prime[1 << 16 :].nonzero().flatten() + (1 << 16)
-    return found[:: found.numel() // 256][:256].to(torch.int32).to(device)
+    steps = prime[1 << 16 :].nonzero().flatten() + (1 << 16)
+    return steps[:: steps.numel() // 256][:256].to(torch.int32).to(device)
 
 
 def philox(seed: Tensor, counter: Tensor) -> tuple[Tensor, Tensor]:
-    """The first two words of Philox 4x32-10 (Salmon et al. 2011), as int64 in [0, 2**32).
+    """Return the first two words of Philox 4x32-10 (Salmon et al. 2011), int64 in [0, 2**32).
 
     Args:
         seed: [1] int64, the key.
@@ -123,7 +122,7 @@ def philox(seed: Tensor, counter: Tensor) -> tuple[Tensor, Tensor]:
     """
 
     def multiply(constant: int, word: Tensor) -> tuple[Tensor, Tensor]:
-        """High and low word of a product, by halves: int64 has no room for a whole one."""
+        """Return the high and low word of a product, by halves, as it exceeds int64."""
         low, high = word & 0xFFFF, word >> 16
         below = low * constant
         above = high * constant + (below >> 16)
@@ -168,15 +167,15 @@ def starts_and_steps(
 
 
 def take(csr: CSR, sampling: Sampling, seed: Tensor | None, *, padded: bool = False) -> Sample:
-    """Write a sample out.
+    """Return the edges of a sample.
 
     Args:
         csr: the graph.
         sampling: how to sample.
         seed: [1] int64, for ``random``.
-        padded: leave room for as many edges as there can be, min(num_rows * width, E); behind
-            ``rowptr[-1]`` then are edges that do not count. Otherwise there are none, and the call
-            waits for the device, which alone knows how many edges are taken.
+        padded: return min(num_rows * width, E) edges, the largest possible number; those from
+            ``rowptr[-1]`` on are padding. Otherwise there is none, and the call waits for the
+            device to get the number of edges.
     """
     degree = csr.rowptr.diff().long()
     start, step = starts_and_steps(degree, sampling, seed)
@@ -195,7 +194,7 @@ def take(csr: CSR, sampling: Sampling, seed: Tensor | None, *, padded: bool = Fa
 
 
 def edge_factors(csr: CSR, sample: Sample, sampling: Sampling) -> Tensor | None:
-    """[S] float64, what every edge of a sample is multiplied by; None for 1."""
+    """Return the factor of every edge of a sample, [S] float64; None for 1."""
     if sampling.rescale == "none":
         return None
     degree = csr.rowptr.diff().double()
@@ -205,6 +204,6 @@ def edge_factors(csr: CSR, sample: Sample, sampling: Sampling) -> Tensor | None:
     ratio = degree / taken
     if sampling.rescale == "row":
         return ratio[sample.row]
-    # A source without edges of its own has d' = s' = 0: nothing is scaled.
+    # A source without incoming edges has d' = s' = 0: its factor is 1.
     root = ratio.nan_to_num(nan=1.0).sqrt()
     return root[sample.row] * root[sample.col.long()]

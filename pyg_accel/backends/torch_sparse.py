@@ -1,7 +1,7 @@
-"""SpMM by torch-sparse, where it is installed: weighted sums and means, forward and backward.
+"""SpMM by torch-sparse, if it is installed: weighted sums and means, forward and backward.
 
-It is slower than the kernels of this package, so it comes into play where those are missing: no
-compiler, no Triton.
+It is slower than the kernels of this package, so it is only used without these: with neither a
+compiler nor Triton.
 """
 
 from functools import lru_cache
@@ -25,7 +25,7 @@ _INSTALL = "pip install --no-build-isolation torch-scatter torch-sparse"
 
 @lru_cache(maxsize=1)
 def _load() -> tuple[str, ...]:
-    """Import torch-sparse once; return what kept it from loading."""
+    """Import torch-sparse once; return the reasons why it cannot be used."""
     if find_spec("torch_sparse") is None or find_spec("torch_scatter") is None:
         return (f"torch-sparse is not installed: {_INSTALL}",)
     try:
@@ -36,7 +36,7 @@ def _load() -> tuple[str, ...]:
 
 
 def _reasons(spec: OpSpec) -> list[str]:
-    """It sums source features with one weight per edge and head."""
+    """Return the reasons against it: it sums source features with a weight per edge and head."""
     reasons = []
     if spec.device not in ("cpu", "cuda"):
         reasons.append(f"tensors are on '{spec.device}'")
@@ -44,11 +44,11 @@ def _reasons(spec: OpSpec) -> list[str]:
         reasons.append("torch-sparse was built without CUDA")
     if spec.dtype not in _DTYPES:
         reasons.append(f"features are {spec.dtype}, which it accumulates without more precision")
-    found = weighted_source(parse(spec.formula))
-    if found is None:
+    source = weighted_source(parse(spec.formula))
+    if source is None:
         reasons.append(f"the message is {spec.formula}, not u0 or mul(u0,e1)")
-    elif found[1] is not None and spec.shapes:
-        x, weight = spec.shapes[found[0]], spec.shapes[found[1]]
+    elif source[1] is not None and spec.shapes:
+        x, weight = spec.shapes[source[0]], spec.shapes[source[1]]
         if weight[1] != 1 or x != (spec.heads, spec.width):
             reasons.append("weights differ between features")
     if spec.reduces not in _REDUCES:
@@ -57,7 +57,7 @@ def _reasons(spec: OpSpec) -> list[str]:
 
 
 def _cost(spec: OpSpec) -> float:
-    """Several times the ``cpu`` backend, or twice ``triton``; and 64-bit indices are made."""
+    """Return several times the cost of ``cpu`` or twice that of ``triton``, and of 64-bit ids."""
     features = spec.num_edges * spec.heads * spec.width * spec.dtype.itemsize
     if spec.device == "cpu":
         return 5e-5 + 1.5e-10 * features + 2e-9 * spec.num_edges
@@ -67,15 +67,15 @@ def _cost(spec: OpSpec) -> float:
 def _gspmm(
     csr: CSR, formula: Formula, operands: list[Tensor], reduces: list[str], *, want_arg: bool
 ) -> list[Tensor]:
-    found = weighted_source(formula)
-    assert found is not None  # `_reasons` has asked
-    like = operands[found[0]]
+    source = weighted_source(formula)
+    assert source is not None  # checked by `_reasons`
+    like = operands[source[0]]
     shape = (csr.num_rows, *like.shape[1:])
-    if csr.col.numel() == 0 or like.numel() == 0:  # on which its kernels divide by zero
+    if csr.col.numel() == 0 or like.numel() == 0:  # its kernels would divide by zero
         return [like.new_zeros(shape)]
     rowptr, col = csr.rowptr.long(), csr.col.long()
-    # Detached: its operators would differentiate themselves.
-    x, weight = (None if i is None else operands[i].detach() for i in found)
+    # Detached, as its operators have their own autograd functions.
+    x, weight = (None if i is None else operands[i].detach() for i in source)
     assert x is not None
     if weight is not None and csr.eid is not None:
         weight = weight.index_select(0, csr.eid)

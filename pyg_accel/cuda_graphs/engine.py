@@ -360,7 +360,7 @@ class Engine:
             else:
                 kind.refusal = str(reason)
             raise
-        self._largest = 0  # measured anew beside one more recording
+        self._largest = 0  # to be measured again, with one more recording
         kind.entries.append(entry)
         self.recent[entry] = kind
         while len(self.recent) > self._most:

@@ -48,7 +48,7 @@ class Entry:
         parts: the slices of tensors that the call may take.
         cuts: integers, and the axes whose first rows they count.
         lent: objects that the recording reads, and that caches would otherwise drop.
-        left: what a call changes beside its results.
+        left: what a call changes besides its results.
         eager: seconds of the fastest eager call.
         replayed: seconds of the fastest replay.
         cost: seconds of recording and comparing.

@@ -1,4 +1,4 @@
-"""Full-graph training over several processes, each with a GPU or some cores of its own."""
+"""Full-graph training over several processes, each with its own GPU or cores."""
 
 from pyg_accel.distributed.checkpoint import load_checkpoint, save_checkpoint
 from pyg_accel.distributed.comparison import check

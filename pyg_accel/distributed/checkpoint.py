@@ -30,20 +30,20 @@ def save_checkpoint(path: str | Path, state: dict[str, Any]) -> None:
         NotDistributable: on every rank, if it could not be written.
     """
     wire, path = world(), Path(path)
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
 
     def write() -> dict[str, str]:
         if wire.rank == 0:
             try:
-                with beside.open("wb") as file:
+                with temporary.open("wb") as file:
                     torch.save(state, file)
                     file.flush()
                     os.fsync(file.fileno())
-                os.replace(beside, path)
+                os.replace(temporary, path)
             except (OSError, RuntimeError) as error:  # torch raises either when the disk is full
                 raise FolderError(f"the checkpoint {path} could not be written: {error}") from error
             finally:
-                beside.unlink(missing_ok=True)
+                temporary.unlink(missing_ok=True)
         return {}
 
     agree(wire, write)

@@ -51,12 +51,12 @@ def check(
         VerificationError: on every rank, with the first module, output or gradient that differs.
     """
     call = _named if call is None else call
-    alone = copy.deepcopy(model).double().train()
-    many = copy.deepcopy(alone)
-    spread, share = distribute(many, _doubled(data), mesh, rows="all", **options)
+    single = copy.deepcopy(model).double().train()
+    spread_model = copy.deepcopy(single)
+    spread, share = distribute(spread_model, _doubled(data), mesh, rows="all", **options)
     whole = _doubled(data).to(spread.wire.device)
-    expected = _run(alone.to(spread.wire.device), alone, whole, call)
-    results = _run(spread, many, share, call)
+    expected = _run(single.to(spread.wire.device), single, whole, call)
+    results = _run(spread, spread_model, share, call)
     owned = [(store.num_nodes, store_of(share, key).n_id)
              for key, store in node_stores(whole).items()]  # fmt: skip
     largest = max((_largest(t) for name, t in expected if _GRADIENT in name), default=0.0)

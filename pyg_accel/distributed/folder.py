@@ -65,16 +65,16 @@ def save(
     if folder.exists() and not (overwrite and (folder / "meta.json").is_file()):
         why = "and is not a stored graph" if overwrite else "overwrite=True replaces a stored graph"
         raise FolderError(f"{folder} exists already: {why}")
-    beside = folder.with_name(f".{folder.name}.{os.getpid()}")
-    shutil.rmtree(beside, ignore_errors=True)
-    beside.mkdir(parents=True)
+    temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
     try:
-        _write(data, beside, partition)
+        _write(data, temporary, partition)
         if folder.exists():
             shutil.rmtree(folder)
-        os.replace(beside, folder)
+        os.replace(temporary, folder)
     finally:
-        shutil.rmtree(beside, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _write(data: Data | HeteroData, folder: Path, method: str | Tensor) -> None:

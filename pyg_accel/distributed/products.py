@@ -18,11 +18,12 @@ from pyg_accel.distributed.tracking import (
     running,
     stays,
 )
+from pyg_accel.halos import Lookup
 
-__all__ = ["ProductHalos", "look", "of_call"]
+__all__ = ["LOOKUP", "ProductHalos"]
 
 
-def look(edge_index: Any) -> "ProductHalos | None":
+def _of_edges(edge_index: Any) -> "ProductHalos | None":
     """Return the halos of edges of this rank; None outside of distributed models.
 
     Raises:
@@ -34,7 +35,7 @@ def look(edge_index: Any) -> "ProductHalos | None":
     return None if halo is None else ProductHalos(halo)
 
 
-def of_call(values: Iterable[Any]) -> "ProductHalos | str | None":
+def _of_call(values: Iterable[Any]) -> "ProductHalos | str | None":
     """Return the halo of the edges among the arguments of a layer.
 
     Only for edges that distribute() returned: their halo identifies a call on all ranks, while its
@@ -54,7 +55,7 @@ def of_call(values: Iterable[Any]) -> "ProductHalos | str | None":
 
 @dataclass(frozen=True)
 class ProductHalos:
-    """The halo of one edge_index; see :class:`pyg_accel.rewrite.halos.Halos`.
+    """The halo of one edge_index; see :class:`pyg_accel.halos.Halos`.
 
     Attributes:
         halo: the halo.
@@ -92,3 +93,6 @@ class ProductHalos:
         times = torch.tensor(seconds, dtype=torch.float64, device=wire.device)
         longest: list[float] = wire.largest(times, "set-up").tolist()
         return longest
+
+
+LOOKUP = Lookup(_of_edges, _of_call)

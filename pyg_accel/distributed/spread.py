@@ -18,13 +18,12 @@ from pyg_accel.distributed.folder import Stored
 from pyg_accel.distributed.model import Distributed
 from pyg_accel.distributed.norms import NORMS
 from pyg_accel.distributed.partitioners import method_reasons
-from pyg_accel.distributed.products import look, of_call
+from pyg_accel.distributed.products import LOOKUP
 from pyg_accel.distributed.share import cut_data, partitions, read_data
 from pyg_accel.distributed.wire import Wire, agree
 from pyg_accel.errors import DistributedError, NotDistributable
-from pyg_accel.layers.aggregation import BEYOND
+from pyg_accel.halos import DISTRIBUTED, LOOKUPS
 from pyg_accel.patching.api import OverrideHandle
-from pyg_accel.rewrite import halos
 
 __all__ = ["distribute"]
 
@@ -90,17 +89,15 @@ def distribute(
         share = cut_data(wire, data, types, rows, wire_dtype is not None)
     _prepare(model)
     result = Distributed(model, wire, types, rows, wrap)
-    halos.DISTRIBUTED.add(result)
-    BEYOND.append(look)
-    halos.EXCHANGES.append(of_call)
+    DISTRIBUTED.add(result)
+    LOOKUPS.append(LOOKUP)
     weakref.finalize(result, _leave, OverrideHandle(HOOKS))
     return result, share
 
 
 def _leave(hooks: OverrideHandle) -> None:
     hooks.remove()
-    BEYOND.remove(look)
-    halos.EXCHANGES.remove(of_call)
+    LOOKUPS.remove(LOOKUP)
 
 
 def _prepare(model: torch.nn.Module) -> None:

@@ -5,8 +5,7 @@ in the MaxK-GNN paper (``maxk(X W)``, equation 1) belongs to the layer before, s
 models of PyG have ReLU.
 """
 
-from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,6 +18,7 @@ from pyg_accel import ops
 from pyg_accel.cbsr import CBSR
 from pyg_accel.checks import shown
 from pyg_accel.graph import Graph
+from pyg_accel.halos import LOOKUPS, Halos
 from pyg_accel.hooks import has_hooks, hook_reasons
 from pyg_accel.layers.activation import dense_maxk, maxk
 from pyg_accel.matrices import graph_of_matrix, is_sparse_matrix, num_edges, values_of
@@ -28,9 +28,7 @@ from pyg_accel.patching.reasons import device_of, forced
 from pyg_accel.record.recorder import perform, running_recorder
 
 __all__ = [
-    "BEYOND",
     "Features",
-    "Halos",
     "adds_or_averages",
     "aggregate",
     "compress",
@@ -49,28 +47,8 @@ __all__ = [
 Features = Tensor | CBSR
 
 
-class Halos(Protocol):
-    """The rows of other processes that edges read: see :mod:`pyg_accel.distributed`."""
-
-    @property
-    def rows(self) -> int:
-        """Number of source nodes in all."""
-
-    @property
-    def targets(self) -> int:
-        """Number of target nodes of this process."""
-
-    def whole(self, data: Any) -> Any:
-        """Return features of this process, followed by those of other processes."""
-
-
-# Functions that return the halos of an edge_index: one per distributed model.
-BEYOND: list[Callable[[Any], Halos | None]] = []
-
-
 def _halos_of(edge_index: Any) -> Halos | None:
-    halos = (look(edge_index) for look in BEYOND)
-    return next((h for h in halos if h is not None), None)
+    return LOOKUPS[0].of_edges(edge_index) if LOOKUPS else None
 
 
 # By the class of ``aggr_module``, which users may replace without changing ``aggr``.

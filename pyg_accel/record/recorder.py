@@ -90,7 +90,7 @@ def copied(tensor: Tensor) -> Tensor:
 def quiet() -> AbstractContextManager[Any]:
     """Return a context in which only a recording sees the functions of torch."""
     recorder = running_recorder.recorder
-    return torch._C.DisableTorchFunction() if recorder is None else recorder.alone()
+    return torch._C.DisableTorchFunction() if recorder is None else recorder.exclusively()
 
 
 class Recorder(TorchFunctionMode):
@@ -186,7 +186,7 @@ class Recorder(TorchFunctionMode):
             running_recorder.recorder = self
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
+    def exclusively(self) -> Iterator[None]:
         """Record the functions in the block, and hide them from other modes."""
         self._quiet += 1
         try:

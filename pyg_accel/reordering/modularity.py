@@ -89,8 +89,8 @@ def best_labels(level: Level, labels: Tensor, sizes: Tensor, nodes: Tensor) -> T
     rest = total[label] - torch.where(is_own, strength[local], 0)
     gain = edges * weight.double() - strength[local].double() * rest.double()
     alone = sizes[own] == 1
-    barred = alone[local] & (sizes[label] == 1) & (label > own[local])
-    gain = gain.masked_fill(barred, -torch.inf)
+    forbidden = alone[local] & (sizes[label] == 1) & (label > own[local])
+    gain = gain.masked_fill(forbidden, -torch.inf)
     stay = -(strength.double() * (total[own] - strength).double())
     stay = stay.index_put((local[is_own],), gain[is_own])
     best = torch.full_like(stay, -torch.inf).scatter_reduce_(0, local, gain, "amax")

@@ -12,6 +12,7 @@ from torch import Tensor, fx
 from torch_geometric.nn import MessagePassing
 
 from pyg_accel.call_report import record
+from pyg_accel.halos import LOOKUPS, Halos
 from pyg_accel.layers import MaxKGCNConv, MaxKGINConv, MaxKSAGEConv
 from pyg_accel.memo import running
 from pyg_accel.patching.api import OverrideHandle
@@ -22,7 +23,6 @@ from pyg_accel.record.about import ABOUT
 from pyg_accel.record.dims import Unexpected
 from pyg_accel.record.program import LayerProgram
 from pyg_accel.rewrite.builder import Builder
-from pyg_accel.rewrite.halos import EXCHANGES, Halos
 from pyg_accel.rewrite.lift import NotLifted, Region, regions_of
 from pyg_accel.rewrite.lower import lower
 from pyg_accel.rewrite.nodes import Learning
@@ -93,7 +93,7 @@ class RewrittenLayer(torch.nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the layer."""
         if torch.compiler.is_compiling():  # layers that exchange halos end the compiler's graphs
-            return self._disabled(args, kwargs) if EXCHANGES else self.conv(*args, **kwargs)
+            return self._disabled(args, kwargs) if LOOKUPS else self.conv(*args, **kwargs)
         if torch._C._is_tracing():
             return self.conv(*args, **kwargs)
         return self._run(args, kwargs)
@@ -119,7 +119,7 @@ class RewrittenLayer(torch.nn.Module):
         return self.decisions[-1]
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        halos = EXCHANGES[0]((*args, *kwargs.values())) if EXCHANGES else None
+        halos = LOOKUPS[0].of_call((*args, *kwargs.values())) if LOOKUPS else None
         if isinstance(halos, str):
             return self._left(halos, args, kwargs)
         if in_force() is not None and isinstance(self.conv, _MAXK):
@@ -196,7 +196,7 @@ class RewrittenLayer(torch.nn.Module):
         if halos is not None:
             text = "; ".join(str(region.expr) for region in rewritten.regions)
             reason = halos.agree(reason, text)
-            if reason:  # no rank may record again alone
+            if reason:  # a single rank must not record again
                 programs.give_up(reason)
                 program = None
         for other in before:

@@ -12,8 +12,8 @@ from torch_geometric.nn.dense.linear import is_uninitialized_parameter as is_laz
 
 from pyg_accel.checks import check_arguments
 from pyg_accel.errors import VerificationError
+from pyg_accel.halos import DISTRIBUTED
 from pyg_accel.rewrite.cost import CostModel
-from pyg_accel.rewrite.halos import DISTRIBUTED
 from pyg_accel.rewrite.optimized import OptimizedModel, rewritten_layers
 from pyg_accel.rewrite.select import Choose, Options
 from pyg_accel.rewrite.trace import kinds_of

@@ -19,7 +19,7 @@ def called(node: fx.Node) -> str:
 
 
 def facts_of(node: Any) -> Any:
-    """Return the :class:`~pyg_accel.record.recorder.About` of a node; None if it is no tensor."""
+    """Return the :class:`~pyg_accel.record.about.About` of a node; None if it is no tensor."""
     return node.meta.get(ABOUT) if isinstance(node, fx.Node) else None
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch_geometric.nn import MessagePassing
 
-from pyg_accel.rewrite.halos import EXCHANGES
+from pyg_accel.halos import LOOKUPS
 from pyg_accel.rewrite.layer import RewrittenLayer
 from pyg_accel.rewrite.override import RUNNING, Runners, install, uninstall
 from pyg_accel.rewrite.select import Options
@@ -102,7 +102,7 @@ def _forward(
 
     @functools.wraps(model.forward)
     def forward(*args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() and not EXCHANGES:
+        if torch.compiler.is_compiling() and not LOOKUPS:
             return model(*args, **kwargs)  # compile the layers as they are
         before = RUNNING.layers, RUNNING.static
         RUNNING.layers = layers

@@ -102,7 +102,7 @@ def base_of(node: fx.Node) -> fx.Node:
 
 
 def views_of(node: fx.Node) -> list[fx.Node]:
-    """Return a view [E, 1] of edge weights, and what it looks at, one by one."""
+    """Return edge weights [E, 1], and the tensors that they are views of, one after another."""
     views = [node]
     while node.op == "call_function" and called(node) in _VIEWS:
         source: Any = node.args[0]

@@ -115,7 +115,7 @@ def static_nodes(tree: Tree, leaves: frozenset[str], *, sampled: bool = False) -
     """Return the nodes whose values are the same in every call with the same graph.
 
     Not so are attention, which draws dropout, maps, which may be any function, products with
-    weights, and sums over samples, which may be drawn anew.
+    weights, and sums over samples, which may differ.
 
     Args:
         tree: an association.

@@ -25,8 +25,8 @@ class Assumptions:
     Attributes:
         train: whether the backward pass counts too.
         learned: names of leaves that gradients flow into.
-        static: names of leaves that are the same in the next call; what is computed from them
-            alone is computed once.
+        static: names of leaves that are the same in the next call; nodes that only depend on
+            these are computed once.
         sampled: whether products with matrices of edges take a sample of each row (``sampled()``).
         spread: whether other processes own, and send, some of the rows that these products read.
     """

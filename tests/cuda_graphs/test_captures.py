@@ -166,7 +166,7 @@ def test_relations_whose_edges_change_are_those_of_eager(kind, patched, report_o
 @pytest.mark.each
 @pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize("kind", ["SAGE", "GIN", "GAT"])
-def test_what_is_known_of_a_graph_does_not_hold_for_another_of_its_size(kind, mode, report_of):
+def test_facts_of_a_graph_are_not_used_for_another_of_the_same_size(kind, mode, report_of):
     """Neither for an argument that is taken as it is, beside others that are padded."""
     make = {
         "SAGE": lambda: SAGEConv(16, 8), "GIN": lambda: GINConv(Linear(16, 8)),
@@ -339,7 +339,7 @@ class Sampled(torch.nn.Module):
 
 
 @pytest.mark.parametrize("kind", ["GCN", "GAT", "SAGE"])
-def test_sampled_batches_run_our_kernels_in_captures_whatever_their_size(kind, report_of):
+def test_sampled_batches_of_any_size_run_our_kernels_in_captures(kind, report_of):
     """Eager calls are PyG's by their size; nothing compiles, loads or waits in a capture."""
     eager, fast = twins(Sampled(kind))
     pyg_accel.patch(fast._original)

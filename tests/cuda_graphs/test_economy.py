@@ -188,7 +188,7 @@ def test_shapes_in_rotation_that_fit_are_each_captured_once(shapes, clock, repla
     assert replays() == before + 10 * shapes and clock.captures == shapes
 
 
-def test_what_is_slower_than_eager_calls_is_not_replayed(clock, replays, reasons):
+def test_replays_slower_than_eager_calls_are_not_used(clock, replays, reasons):
     clock.replay = 1.2
     fast = pyg_accel.graphed(Slow(clock))
     with torch.no_grad():
@@ -226,7 +226,7 @@ def test_looking_at_calls_that_are_refused_is_paid_for(clock, monkeypatch, repla
     assert replays() == 7
 
 
-def test_release_begins_anew(clock, replays):
+def test_release_starts_again(clock, replays):
     fast = pyg_accel.graphed(Slow(clock), dynamic=False, max_captures=1)
     with torch.no_grad():
         for i in range(16):
@@ -295,7 +295,7 @@ def uncaptured(clock: Clock, rerun: type[Captured], monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("take", TAKES)
-def test_the_first_nodes_of_a_number_that_changes_are_taken(take, uncaptured, replays, reasons):
+def test_slices_of_a_changing_number_of_first_nodes(take, uncaptured, replays, reasons):
     model, calls = Sampled(TAKES[take]), sampled(14)
     same(trained(copy.deepcopy(model), calls), trained(fast := pyg_accel.graphed(model), calls))
     assert not reasons() and replays() == len(calls) - 3
@@ -303,7 +303,7 @@ def test_the_first_nodes_of_a_number_that_changes_are_taken(take, uncaptured, re
 
 
 @pytest.mark.parametrize("take", READS)
-def test_what_else_is_done_with_a_number_is_eager_at_once(take, clock, replays, reasons):
+def test_other_uses_of_an_integer_are_eager_immediately(take, clock, replays, reasons):
     model, calls = Sampled(READS[take]), sampled(14)
     same(trained(copy.deepcopy(model), calls), trained(pyg_accel.graphed(model), calls))
     assert replays() == 0 and len(reasons()) == 1 and clock.captures == 0
@@ -347,7 +347,7 @@ def test_numbers_that_are_no_size(number, uncaptured, replays):
     assert replays() >= 8
 
 
-def test_calls_of_one_size_that_differ_in_a_number_are_told_apart(uncaptured, replays):
+def test_calls_of_one_size_with_different_integers_have_separate_recordings(uncaptured, replays):
     """A fixed graph: each number has a recording of its own, none that of another."""
     model, (x, edge_index) = Sampled(TAKES["slice"]), graph(40)
     fast = pyg_accel.graphed(model, dynamic=False)
@@ -406,7 +406,7 @@ def test_data_of_a_loader_of_neighbours_with_lists_of_numbers(uncaptured, replay
     assert not reasons() and replays() == 11
 
 
-def test_a_capture_and_its_warm_up_choose_alike_whatever_the_size(monkeypatch):
+def test_a_capture_and_its_warm_up_choose_the_same_kernels_for_any_size(monkeypatch):
     """Kernels for graphs of any size, and no choice that only a call outside of a capture has."""
     seen: list[tuple[bool, bool]] = []
 

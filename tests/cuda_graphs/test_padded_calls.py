@@ -238,7 +238,7 @@ def test_sampled_batches_have_no_batch_vector(batches, replays, reasons):
     assert not reasons() and replays() == len(batches) - 3
 
 
-def test_names_of_ones_own(batches, replays, reasons):
+def test_argument_names_of_the_user(batches, replays, reasons):
     class Named(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -304,13 +304,13 @@ LEAKS = {
 
 
 @pytest.mark.parametrize("name", LEAKS)
-def test_what_would_see_padding_stays_eager_and_says_so(name, batches, replays, reasons):
+def test_models_that_see_padding_stay_eager_and_say_so(name, batches, replays, reasons):
     same(train(Reads(LEAKS[name]), batches))
     assert replays() == 0
     assert len(reasons()) == 1
 
 
-def test_results_and_gradients_of_earlier_calls_stay_what_they_were(batches):
+def test_results_and_gradients_of_earlier_calls_are_not_overwritten(batches):
     model = pyg_accel.graphed(Network(SAGEConv).double().eval())
     with torch.no_grad():
         outs = [model(**inputs)[0] for inputs in batches]
@@ -387,7 +387,7 @@ def test_a_trial_leaves_random_numbers_and_gradients_alone():
         torch.testing.assert_close(one, other)
 
 
-def test_a_changed_model_is_recorded_anew(replays):
+def test_a_changed_model_is_recorded_again(replays):
     model = Sequential(Linear(3, 3), torch.nn.Dropout(0.5), Linear(3, 3))
     fast, x = pyg_accel.graphed(model), torch.randn(5, 3)
 
@@ -421,7 +421,7 @@ def test_a_changed_model_is_recorded_anew(replays):
     assert replays() == before + 6
 
 
-def test_an_argument_changed_in_place_is_read_anew(replays):
+def test_an_argument_changed_in_place_is_read_again(replays):
     model, x = SAGEConv(3, 3), torch.randn(9, 3)
     edge_index = torch.randint(9, (2, 30))
     fast = pyg_accel.graphed(model)
@@ -469,7 +469,7 @@ def test_gradients_add_up(none):
 
 @pytest.mark.parametrize("value", [2.5, 3, True, [1, 2], np.float64(2)])
 @pytest.mark.parametrize("options", [{}, {"dtype": torch.float64}, {"requires_grad": True}])
-def test_tensors_of_python_numbers_are_what_they_were(value, options):
+def test_tensors_of_python_numbers_keep_their_values(value, options):
     if options.get("requires_grad") and not isinstance(value, float):
         pytest.skip("no gradients of integers")
     expected = torch.tensor(value, **options)
@@ -527,7 +527,7 @@ def test_halves_of_the_nodes_are_refused_before_edges_of_padding_end_outside(
     assert "a part of its nodes" in reason and replays() == 0
 
 
-def test_as_many_of_the_first_nodes_in_each_call_are_taken(batches, replays, reasons):
+def test_slices_of_a_fixed_number_of_first_nodes(batches, replays, reasons):
     batches = [{name: b[name] for name in ("x", "edge_index")} for b in batches]
     same(train(Halves("some").double(), batches))
     assert not reasons() and replays() == len(batches) - 3

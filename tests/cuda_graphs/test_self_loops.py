@@ -345,7 +345,7 @@ OWN = [_divided, _ends, _only_loops, _of_nodes, _twice, _doubled, _normalised, _
 
 
 @pytest.mark.parametrize("edges", OWN, ids=lambda f: f.__name__.strip("_"))
-def test_layers_of_ones_own(edges, batches, replays, reasons):
+def test_user_written_layers(edges, batches, replays, reasons):
     if edges is _divided:
         batches.append(graph(40, 150, 150, 10))
         for inputs in batches:
@@ -371,7 +371,7 @@ def _by_type(self: Own, edge_index: Tensor, edge_attr: Tensor, nodes: int) -> An
 
 
 @pytest.mark.parametrize("edges", [_counted, _sorted, _by_type])
-def test_what_would_see_the_edges_that_are_left_out_stays_eager(edges, batches, replays, reasons):
+def test_models_that_see_removed_edges_stay_eager(edges, batches, replays, reasons):
     same(run(Own(edges).double(), [fields("edge_attr")(inputs) for inputs in batches]))
     assert replays() == 0 and len(reasons()) == 1
 

@@ -255,14 +255,14 @@ def test_a_damaged_folder_is_named(tmp_path, how, text):
         distributed.load(tmp_path / "stored", verify=True)
 
 
-def test_a_damaged_folder_ends_every_rank_alike(ranks, tmp_path):
+def test_a_damaged_folder_raises_the_same_error_on_every_rank(ranks, tmp_path):
     distributed.save(graph(), tmp_path / "stored")
     spoil(tmp_path / "stored", "cut off")
     for kind, found in ranks(2).errors(from_folder, folder=str(tmp_path / "stored"), rows="all"):
         assert kind == "NotDistributable" and "cut off" in found
 
 
-def test_what_a_folder_cannot_hold_is_refused(tmp_path):
+def test_data_that_a_folder_cannot_store_is_refused(tmp_path):
     data = graph()
     data.names = ["a"] * 30
     with pytest.raises(NotDistributable, match="names"):
@@ -291,7 +291,7 @@ class Centred(torch.nn.Module):
         return self.last(h - h.mean(0))
 
 
-def test_check_finds_what_cannot_be_seen(two):
+def test_check_finds_reductions_in_the_code_of_the_model(two):
     two(checked, model="fine")
     for kind, text in two.errors(checked, model="mean"):
         assert kind == "VerificationError" and "what 'last' returns differs" in text

@@ -297,7 +297,7 @@ def test_norms_and_pools_do_so_under_patch_too(two, kind, name):
 
 
 @pytest.mark.parametrize("layer", MAXK)
-def test_maxk_layers_exchange_what_they_keep(two, layer):
+def test_maxk_layers_exchange_compressed_rows(two, layer):
     two(compare_layer, layer=f"MaxK {layer}", patched=True)
 
 
@@ -315,7 +315,7 @@ def half(device: torch.device) -> tuple[float, int, int]:
     return float(difference), found[None][1], found[torch.bfloat16][1]
 
 
-def test_bfloat16_halves_what_travels(two):
+def test_bfloat16_halves_the_bytes_sent(two):
     for difference, full, narrow in two(half):
         assert narrow * 2 == full
         assert 0 < difference < 0.02

@@ -292,7 +292,7 @@ def cached(device: torch.device) -> None:
         torch.set_default_dtype(torch.float32)
 
 
-def test_what_layers_kept_of_the_whole_graph_is_dropped(two):
+def test_results_that_layers_cached_of_the_whole_graph_are_dropped(two):
     two(cached)
 
 

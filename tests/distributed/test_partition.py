@@ -58,7 +58,7 @@ def trained(device: torch.device, method: str) -> None:
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
 
-def test_ranks_share_what_a_program_found(two, method):
+def test_all_ranks_use_the_partition_of_an_external_partitioner(two, method):
     two(trained, method=method)
 
 

@@ -239,22 +239,22 @@ def left(device: torch.device) -> bool:
     """PyG is as it was when the last distributed model is gone."""
     import gc
 
-    from pyg_accel.layers.aggregation import BEYOND
+    from pyg_accel.halos import LOOKUPS
     from pyg_accel.patching import overrides
 
     spread, share = pyg_accel.distribute(pair(device)[1], graph(device))
     spread(share.x, share.edge_index).sum().backward()
-    assert overrides.installed() and BEYOND
+    assert overrides.installed() and LOOKUPS
     del spread, share
     gc.collect()
-    found = overrides.installed() or bool(BEYOND)
+    found = overrides.installed() or bool(LOOKUPS)
     x = torch.ones(3, 2)
     assert torch.equal(nn.global_add_pool(x, None), x.sum(0, keepdim=True))
     return found
 
 
 @pytest.mark.full
-def test_nothing_stays_behind(fresh):
+def test_hooks_are_removed_with_the_model(fresh):
     assert fresh(2)(left) == [False, False]
 
 
@@ -288,6 +288,6 @@ def graphs_made(device: torch.device) -> list[set[str]]:
     return made
 
 
-def test_the_compiler_gets_what_is_between_layers_and_nothing_of_ours(two):
+def test_the_compiler_gets_the_code_between_layers_only(two):
     for made in two(graphs_made):
         assert made == [{"sigmoid", "h"}, {"tanh"}]

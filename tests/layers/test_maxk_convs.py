@@ -151,7 +151,7 @@ def test_sides_of_different_widths():
     assert_same(out, truth, (ours, stock), source, target)
 
 
-def test_with_projection_maxk_replaces_the_relu_behind_it():
+def test_with_projection_maxk_replaces_the_relu_after_it():
     layers, x, edge_index = pair_of("SAGE", project=True), features(), edges()
     stock = copy.deepcopy(layers[1])
     stock.project = False
@@ -350,7 +350,7 @@ def test_k_has_to_be_a_number_of_features(k):
             build()
 
 
-def test_what_pyg_refuses_is_refused_by_pyg():
+def test_wrong_arguments_raise_the_errors_of_pyg():
     x, edge_index, other = features(), edges(), torch.eye(5, dtype=torch.float64).to_sparse()
     with pytest.raises(ValueError, match="one set of nodes"):
         MaxKGCNConv(F, H, k=K).double()((x, x), edge_index)

@@ -78,7 +78,7 @@ def outcomes(layer: Changes) -> list[Tensor | None]:
 @pytest.mark.parametrize("whole", [True, False], ids=["whole", "propagate"])
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("message", MESSAGES)
-def test_features_changed_behind_a_propagate_have_pygs_gradients_and_errors(
+def test_features_changed_after_propagate_have_pygs_gradients_and_errors(
     message: str, change: str, whole: bool
 ) -> None:
     torch.manual_seed(0)

@@ -809,7 +809,7 @@ def test_aggregations_that_attend_to_their_members(like_stock: Any) -> None:
     assert seen == ["trace", "plan", "plan"]
 
 
-def test_what_an_aggregation_of_several_reductions_depends_on(like_stock: Any) -> None:
+def test_dependencies_of_an_aggregation_of_several_reductions(like_stock: Any) -> None:
     def member(number: int, make: Callable[[], Any]) -> Step:
         def step(layer: Any) -> Any:
             layer.aggr_module.aggrs[number] = make()
@@ -1212,7 +1212,7 @@ def test_a_name_that_hides_a_builtin(like_stock: Any) -> None:
     assert like_stock(Builtin(), call(), call(), hidden, call())[-1] == "plan"
 
 
-def test_what_is_set_by_a_closure_or_decorator(like_stock: Any) -> None:
+def test_attributes_set_by_a_closure_or_decorator(like_stock: Any) -> None:
     factor = [1.0]
 
     def decorated(method: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -1605,7 +1605,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_what_attention_returns_may_be_changed_in_place(name: str, like_stock: Any) -> None:
+def test_returned_attention_weights_may_be_changed_in_place(name: str, like_stock: Any) -> None:
     step = call(X.clone().requires_grad_(), EDGES)
     seen = like_stock(InPlace(CHANGES[name]), step, step, call(X, graph(seed=1)))
     assert seen == ["trace", "plan", "trace"]
@@ -1656,7 +1656,7 @@ class OfIdleNodes(MessagePassing):
 @pytest.mark.each
 @pytest.mark.parametrize("name", IDLE_MESSAGES)
 @pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
-def test_what_idle_nodes_have_reaches_no_gradient(name: str, bad: float, like_stock: Any) -> None:
+def test_values_of_idle_nodes_reach_no_gradient(name: str, bad: float, like_stock: Any) -> None:
     """PyG gathers no features of nodes that send no message."""
     d = features(N, 1, seed=5).abs()
     d[[2, 7]] = bad

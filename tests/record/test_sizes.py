@@ -141,7 +141,7 @@ def test_numbers_of_derived_edges_are_computed_in_each_call(name: str) -> None:
         same(Derives(DERIVE[name]), [(g.x, g.edge_index) for g in graphs], train=train)
 
 
-def test_sizes_that_a_number_was_taken_from_may_be_as_small_as_it() -> None:
+def test_sizes_may_equal_a_number_subtracted_from_them() -> None:
     """What is computed of a size that is 2 or more may be less."""
 
     class Rest(Derives):

@@ -145,7 +145,7 @@ def test_planted_communities_are_found_again(passes):
 
 
 @pytest.mark.parametrize("case", list(zoo(hub=400)), ids=lambda case: case.name)
-def test_locality_is_what_its_definition_says(case):
+def test_locality_matches_its_definition(case):
     size = (case.num_sources, case.num_targets)
     graph = Graph.from_edge_index(case.edge_index, size)
     found = locality(graph)

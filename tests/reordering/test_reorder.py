@@ -138,7 +138,7 @@ def test_an_edge_index_with_facts_keeps_them_up_to_date():
     edges.validate()
 
 
-def test_an_order_of_ones_own_is_carried_out(data):
+def test_a_users_order_is_applied(data):
     order = torch.randperm(60)
     result = pyg_accel.reorder(data, order)
     assert torch.equal(result.order, order)
@@ -162,7 +162,7 @@ def test_the_same_graph_gives_the_same_order_for_any_number_of_threads(method):
     assert all(torch.equal(order, orders[0]) for order in orders)
 
 
-def test_the_result_prints_what_was_gained(data):
+def test_the_result_prints_locality_before_and_after(data):
     text = str(pyg_accel.reorder(data))
     assert text.startswith("community: 60 nodes, 400 edges, found in ")
     assert "edges per distinct column" in text

@@ -129,7 +129,7 @@ def test_modes_and_numbers_of_the_layer_are_those_of_the_call():
     ],
     ids=["relations", "chebyshev"],
 )
-def test_what_cannot_be_compiled_breaks_the_graph_and_is_right(conv, args):
+def test_code_that_cannot_be_compiled_breaks_the_graph_and_is_right(conv, args):
     x, edge_index = next(batches())
     fast = optimize(conv, x, edge_index, *args)
     compiled = torch.compile(fast, backend="aot_eager")

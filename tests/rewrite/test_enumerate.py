@@ -98,14 +98,14 @@ def test_a_feature_matrix_without_gradient_spares_the_product_with_the_transpose
     assert first.bills[trees["(A·(X·W))"]].kept == ()
 
 
-def test_what_is_aggregated_of_static_features_is_computed_once():
+def test_aggregates_of_static_features_are_computed_once():
     trees = {str(t): t for t in enumerate_trees(A @ X @ W)}
     given = Assumptions(True, frozenset("W"), frozenset("AX"))
     bill = prune(tuple(trees.values()), given).bills[trees["((A·X)·W)"]]
     assert [(w.name, w.once) for w in bill.forward] == [("spmm", True), ("gemm", False)]
 
 
-def test_means_are_taken_by_the_kernel():
+def test_means_are_computed_by_the_kernel():
     mean = Leaf("D⁻¹", "N", "N", "diagonal", mean_of="A")
     trees = enumerate_trees(Broadcast(mean, A @ X) @ W + X @ Leaf("V", "F", "H", "weight") + B)
     assert len(trees) == 5
@@ -145,7 +145,7 @@ def test_expressions_that_do_not_fit_are_refused(wrong):
         verify(wrong)
 
 
-def test_heads_that_weigh_the_same_features_are_told_to_the_cost_model():
+def test_the_cost_model_knows_that_heads_sum_the_same_features():
     found = associations(GATConv(32, 64, heads=4))
     shared = {
         str(tree): [w.shared for w in found.bills[tree].forward if w.name == "spmm_weighted"]

@@ -91,7 +91,7 @@ def test_the_cost_model_is_not_asked_where_sizes_suffice():
     ],
     ids=lambda options: "-".join(f"{k}={v}" for k, v in options.items())[:20],
 )
-def test_every_option_of_optimize_is_taken(show, options, capsys):
+def test_every_option_of_optimize_is_accepted(show, options, capsys):
     x, edge_index = inputs()
     (layer,) = show(nn.GCNConv(12, 4), x, edge_index=edge_index, **options).layers
     fast = pyg_accel.optimize(nn.GCNConv(12, 4), x, edge_index=edge_index, **options)
@@ -180,7 +180,7 @@ def test_long_reasons_are_wrapped():
     assert len(lines) > 3 and max(map(len, lines)) <= 100
 
 
-def test_what_is_computed_once_is_drawn_once():
+def test_repeated_nodes_are_drawn_once():
     out = io.StringIO()
     conv = nn.GATConv(12, 4)
     pyg_accel.explain(
@@ -243,7 +243,7 @@ def test_an_unknown_format_is_refused(format):
         pyg_accel.explain(Net(), *inputs(), format=format)
 
 
-def test_code_that_could_not_be_read_is_told():
+def test_code_that_cannot_be_traced_is_reported():
     class Branching(Net):
         def forward(self, x, edge_index):
             return super().forward(x, edge_index) if bool(x.sum() > -1e9) else x

@@ -139,7 +139,7 @@ def test_graph_conv(aggr, learned):
     ],
     ids=["max", "cached", "edges", "networks"],
 )
-def test_what_is_not_covered_runs_as_it_is_and_says_why(conv, args, reason):
+def test_unsupported_layers_run_unchanged_and_say_why(conv, args, reason):
     conv = conv.double()
     layer = RewrittenLayer(conv, Options())
     x, edge_index = features(), graph()
@@ -215,7 +215,7 @@ def test_maxk_of_two_sets_of_nodes_and_with_weights():
     check(conv, features(), graph(), weights(requires_grad=True))
 
 
-def test_the_bill_of_maxk_names_what_runs():
+def test_the_bill_of_maxk_has_its_primitives():
     found = associations(layers.MaxKSAGEConv(64, 32, k=8), train=True)
     works = {str(tree): [w.name for w in found.bills[tree].all] for tree in found.promoted}
     sparse = [names for names in works.values() if "cbsr_spmm" in names]
@@ -226,7 +226,7 @@ def test_the_bill_of_maxk_names_what_runs():
 
 
 @pytest.mark.skipif(bool(cpu_unavailable_reasons()), reason="needs the CPU extension")
-def test_what_maxk_keeps_is_multiplied_as_it_is_stored_where_a_backend_can():
+def test_compressed_rows_are_multiplied_if_a_backend_can():
     conv = layers.MaxKSAGEConv(64, 32, k=8)
     found = associations(conv, torch.randn(40, 64), graph(), train=True)
     works = {str(tree): [w.name for w in found.bills[tree].all] for tree in found.promoted}
@@ -271,7 +271,7 @@ def test_attention_over_edge_attributes(layer, fill, width):
     check(bare, (features(), features(30, 5)), graph(30), attr)
 
 
-def test_a_gate_behind_attention():
+def test_a_gate_after_attention():
     check(nn.TransformerConv(6, 4, heads=2, beta=True), features(), graph())
     conv = nn.TransformerConv((6, 5), 4, heads=2, beta=True, concat=False)
     check(conv, (features(), features(30, 5)), graph(30))
@@ -282,7 +282,7 @@ def test_a_gate_behind_attention():
     [lambda: nn.GCNConv(6, 4, cached=True, improved=True), lambda: nn.APPNP(2, 0.1, cached=True),
      lambda: layers.MaxKGCNConv(6, 4, cached=True, k=2)],
 )  # fmt: skip
-def test_what_a_layer_caches_is_that_of_its_first_call(make):
+def test_a_layer_caches_the_result_of_its_first_call(make):
     conv, other = make().double(), make().double()
     other.load_state_dict(conv.state_dict())
     check(conv, features(), graph(), weights())

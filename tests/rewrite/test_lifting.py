@@ -138,7 +138,7 @@ def outcome(module, x, edge_index):
 
 @pytest.mark.usefixtures("always")
 @pytest.mark.parametrize("make", LAYERS)
-def test_programs_give_what_the_layer_gives(make):
+def test_programs_give_the_results_of_the_layer(make):
     conv, x = make().double(), torch.randn(N, 5, dtype=torch.float64)
     edge_index = torch.stack([torch.randint(N - 2, (E,)), torch.randint(N - 2, (E,))])
     try:

@@ -202,7 +202,7 @@ def agree(expected, found, tolerance=1e-8):
 
 @pytest.mark.parametrize("train", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize("make", MODELS, ids=lambda make: make.__name__)
-def test_it_does_what_the_original_does(make, train):
+def test_it_behaves_like_the_original(make, train):
     model, args = make(), inputs()
     other = make()  # shares nothing: buffers are changed in every call
     other.load_state_dict(model.state_dict())

@@ -181,7 +181,7 @@ def test_static_features_of_two_sets_of_nodes():
         same(model, fast, *args)
 
 
-def test_what_is_kept_for_a_graph_belongs_to_one_kind_of_matrix():
+def test_stored_values_of_a_graph_belong_to_one_kind_of_matrix():
     class Net(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -197,7 +197,7 @@ def test_what_is_kept_for_a_graph_belongs_to_one_kind_of_matrix():
 
 
 @pytest.mark.parametrize("make", [nn.GCNConv, nn.SGConv])
-def test_the_example_is_not_what_a_layer_caches(make):
+def test_a_layer_does_not_cache_the_example(make):
     conv, (x, edge_index) = make(12, 4, cached=True), inputs()
     fast = optimize(conv, x, edge_index)
     args = inputs()
@@ -217,7 +217,7 @@ def test_the_example_is_not_what_a_layer_caches(make):
     ],
     ids=["no layers", "no module", "static", "examples", "choose"],
 )
-def test_mistakes_are_told(call, reason):
+def test_wrong_arguments_raise_errors(call, reason):
     with pytest.raises(ValueError, match=reason):
         call()
 

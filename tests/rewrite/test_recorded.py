@@ -134,7 +134,7 @@ def outcome(module, x, edge_index, weight):
 
 
 @pytest.mark.parametrize("make", LAYERS)
-def test_every_tree_of_a_recorded_layer_computes_what_it_computes(make):
+def test_every_tree_of_a_recorded_layer_gives_its_result(make):
     conv, args = make().double(), inputs()
     trees = associations(conv, *args, train=True).all
     assert len(trees) > 1
@@ -230,7 +230,7 @@ def test_arguments_may_have_any_names():
     assert layer.decisions and not layer.reasons
 
 
-def test_differences_are_taken_edge_by_edge():
+def test_differences_are_computed_per_edge():
     conv, args = Difference().double(), inputs()
     layer = RewrittenLayer(conv, Options())
     torch.testing.assert_close(layer(*args), conv(*args))

@@ -107,7 +107,7 @@ def outcome(module, x, edge_index, *args):
      (After, 3), (lambda: After("mean"), 3), (Both, 3)],
 )  # fmt: skip
 @pytest.mark.parametrize("training", [False, True])
-def test_every_tree_computes_what_the_layer_computes(make, columns, training):
+def test_every_tree_gives_the_result_of_the_layer(make, columns, training):
     conv, (x, edge_index) = make().double().train(training), inputs()
     shape = () if columns is None else ((E,) if columns == 0 else (E, columns))
     args = [] if columns is None else [torch.rand(shape, dtype=torch.float64)]
@@ -174,7 +174,7 @@ class GatedAgain(Gated):
 
 
 @pytest.mark.parametrize("heads", [1, 2])
-def test_attention_of_ones_own_is_lifted(heads):
+def test_user_written_attention_is_lifted(heads):
     conv, (x, edge_index) = GatedAgain(6, 4, heads).double().eval(), inputs()
     found = associations(conv, x, edge_index)
     assert len(found.promoted) == 2  # reuse and recompute
@@ -364,7 +364,7 @@ class Again(Before):
 @pytest.mark.parametrize(
     "make", [Twice, Own, Counted, Changed, Detached, Typed, Updated, Shared, Again]
 )
-def test_code_of_all_kinds_gets_what_pyg_computes(make):
+def test_models_with_any_code_give_the_results_of_pyg(make):
     conv, (x, edge_index) = make().double(), inputs()
     layer = RewrittenLayer(conv, Options(train=True))
     for _ in range(3):
@@ -441,7 +441,7 @@ def state(conv):
 
 @pytest.mark.parametrize("make", [Normalised, Followed])
 @pytest.mark.parametrize("training", [False, True])
-def test_what_a_call_leaves_behind_is_left_once(make, training):
+def test_side_effects_of_a_call_happen_once(make, training):
     conv, (x, edge_index) = make().double().train(training), inputs()
     mine = copy.deepcopy(conv)
     layer, seen = RewrittenLayer(mine, Options(train=True)), mine.seen
@@ -456,7 +456,7 @@ def test_what_a_call_leaves_behind_is_left_once(make, training):
     assert mine.seen is seen == [1, 2, 3]
 
 
-def test_looking_for_a_product_leaves_nothing_behind():
+def test_recording_for_products_restores_state():
     class Noisy(Before):
         def __init__(self):
             super().__init__()
@@ -553,7 +553,7 @@ def attempt(module, *args):
 
 
 @pytest.mark.parametrize("make", [Before, Plain, Quadratic])
-def test_any_graph_does_what_it_does_in_the_layer(make):
+def test_graphs_of_any_kind_give_the_results_of_the_layer(make):
     conv, (x, edge_index) = make().double(), inputs()
     fast = optimize(conv, x, edge_index)
     for name, nodes, graph in graphs():

@@ -68,7 +68,7 @@ OPTIONS = {
 
 
 @pytest.mark.parametrize("example", OPTIONS)
-def test_arguments_may_come_and_go_whatever_the_example_has(example):
+def test_optional_arguments_may_differ_from_the_example(example):
     model, args = Optional(), inputs()
     fast = optimize(model, *args, **OPTIONS[example])
     assert fast.unread == {} and len(decided(fast)) == 1
@@ -231,7 +231,7 @@ def test_a_model_that_is_called_itself_is_unchanged(report_of):
     assert type(model.convs[0]).__call__ is torch.nn.Module.__call__
 
 
-def test_errors_in_the_model_leave_nothing_behind(report_of):
+def test_state_is_restored_after_errors_in_the_model(report_of):
     model, (x, edge_index) = nn.GCN(12, 8, 2, 4), inputs()
     fast = optimize(model, x, edge_index)
     with pytest.raises(TypeError):
@@ -280,7 +280,7 @@ class Checkpointed(torch.nn.Module):
 @pytest.mark.parametrize(
     "make", [lambda: nn.GATConv(12, 12, dropout=0.5), lambda: nn.GCNConv(12, 12)]
 )
-def test_a_checkpoint_repeats_what_ran(make, reentrant):
+def test_a_checkpoint_recomputes_the_rewritten_layer(make, reentrant):
     model, (x, edge_index) = Checkpointed(make(), reentrant), inputs()
     x.requires_grad_()
     fast = optimize(model, x, edge_index, train=True)

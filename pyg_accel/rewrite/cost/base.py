@@ -8,7 +8,7 @@ from pyg_accel.rewrite.cost.features import GraphFeatures
 
 __all__ = ["DENSE", "SPARSE", "CostModel", "Primitive"]
 
-# The primitives that can be measured alone.
+# The primitives that can be measured individually.
 DENSE = ("gemm", "gemm_tn", "scale_rows", "elementwise", "maxk")
 SPARSE = ("spmm", "spmm_weighted", "sddmm", "scale_edges", "edge_softmax", "cbsr_spmm", "sspmm",
           "sampled_spmm")  # fmt: skip

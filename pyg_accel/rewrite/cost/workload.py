@@ -32,7 +32,8 @@ def workload(p: Primitive, device: torch.device, graph: Graph | None = None) -> 
         graph: the matrix of a sparse primitive; with a permutation if it is ``permuted``.
 
     Raises:
-        ValueError: for a primitive that cannot be run alone, or a sparse one without its graph.
+        ValueError: for a primitive that cannot be run individually, or a sparse one without its
+            graph.
     """
 
     def normal(*size: int) -> Tensor:

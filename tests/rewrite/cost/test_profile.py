@@ -90,7 +90,7 @@ def test_profile_measures_trains_and_says_how_to_use_it(small, tmp_path, capsys)
     assert capsys.readouterr().out.endswith(f"PYG_ACCEL_COST_MODELS={models.parent.resolve()}\n")
 
 
-def test_the_models_predict_what_was_measured(models, trained):
+def test_the_models_predict_the_measured_times(models, trained):
     small, model = trained[0], cost_model("cpu")
     assert model.source.startswith(f"a model learned on {Device.of('cpu')}")
     truth = Roofline.of("cpu")

@@ -27,7 +27,7 @@ def test_every_primitive_takes_time_and_wider_ones_no_less(name):
     assert 0 < narrow <= wide < 100
 
 
-def test_the_roofline_knows_what_the_paper_finds():
+def test_the_roofline_agrees_with_findings_of_the_paper():
     model = Roofline.of("cpu")
     assert model.seconds(primitive("spmm", 64)) < model.seconds(primitive("spmm_weighted", 64))
     dense, sparse = GraphFeatures(10_000, 10_000, 5_000_000), GraphFeatures(10_000, 10_000, 20_000)
