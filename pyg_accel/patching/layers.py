@@ -83,8 +83,10 @@ def _left(self: MessagePassing, out: Any, lent: list[Tensor]) -> Any:
 def memoise(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Stand in for a function that derives an edge_index from another."""
     borrowing = memo.running
-    if is_dynamo_compiling() or borrowing.lent is None or borrowing.inside or transform_reasons():
+    if is_dynamo_compiling() or borrowing.lent is None or transform_reasons():
         return function(*args, **kwargs)
+    if borrowing.inside:
+        return native(function)(*args, **kwargs)
     return _remembered(native(function), *args, **kwargs)
 
 
