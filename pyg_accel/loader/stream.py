@@ -7,7 +7,7 @@ is made further ahead only takes memory.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ class _Own:
         self.before: torch.cuda.Event | None = None
 
 
-_own = cache(_Own)
+_own = lru_cache(maxsize=64)(_Own)  # by device
 
 
 @contextmanager

@@ -9,6 +9,7 @@ dtypes and flags of its operands, looks up its plan, and launches. Calls that so
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from operator import methodcaller
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -32,7 +33,7 @@ from pyg_accel.ops.layout import contiguous_rows
 from pyg_accel.ops.operator import each_gradient, is_batch
 from pyg_accel.settings import settings
 
-__all__ = ["Fold", "Gradient", "Plan", "Result", "computing", "folding", "run"]
+__all__ = ["Fold", "Gradient", "Plan", "Result", "computing", "folding", "reshaping", "run"]
 
 _MOST = 256  # plans of a graph
 _STRIDED, _PLAIN = torch.strided, (Tensor, Parameter)
@@ -209,25 +210,26 @@ def folding(operand: Tensor, heads: int, width: int) -> tuple[Fold, Tensor]:
 
     Each row is contiguous afterwards. None for what is so already. Of any number of rows.
     """
-
-    def viewed(t: Tensor) -> Tensor:
-        return t.view(t.size(0), heads, width)
-
     shape, operand = (operand.size(0), heads, width), operand.detach()
     change: Fold = None
     if operand.shape != shape:
         try:
             operand = operand.view(shape)
-            change = viewed
+            change = reshaping((heads, width), "view")
         except RuntimeError:
-            return (
-                lambda t: contiguous_rows(t.reshape(t.size(0), heads, width)),
-                operand.reshape(shape),
-            )
+            change = reshaping((heads, width))
+            return (lambda t: contiguous_rows(change(t))), operand.reshape(shape)
     whole = contiguous_rows(operand)
     if whole is operand:
         return change, operand
-    return (lambda t: viewed(t).contiguous()), whole
+    return (lambda t: (t if change is None else change(t)).contiguous()), whole
+
+
+def reshaping(trailing: Sequence[int], method: str = "reshape") -> Callable[[Tensor], Tensor]:
+    """Return what brings rows to this shape, however many there are."""
+    if 0 in trailing:  # what -1 stands for would not be known
+        return lambda t: getattr(t, method)(t.size(0), *trailing)
+    return methodcaller(method, (-1, *trailing))
 
 
 def computing(

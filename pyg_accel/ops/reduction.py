@@ -28,7 +28,7 @@ from pyg_accel.ops.gspmm_backward import (
 )
 from pyg_accel.ops.launch import bind_gspmm
 from pyg_accel.ops.layout import contiguous_rows, find_layout
-from pyg_accel.ops.plan import Fold, Gradient, Plan, Result, computing, folding
+from pyg_accel.ops.plan import Fold, Gradient, Plan, Result, computing, folding, reshaping
 from pyg_accel.ops.steps import SCATTER, Pass, fit
 
 __all__ = ["REDUCES", "plan_of", "transposed_of"]
@@ -159,8 +159,8 @@ class _Reduction:
     want_arg: bool
     keeps: tuple[int, ...]
     indices: tuple[int, ...]
-    forward: Bounded[Any, _Bound] = field(default_factory=lambda: Bounded(256))
-    backward: Bounded[Any, _BoundGradient] = field(default_factory=lambda: Bounded(256))
+    forward: Bounded[Any, _Bound] = field(default_factory=lambda: Bounded(64))
+    backward: Bounded[Any, _BoundGradient] = field(default_factory=lambda: Bounded(64))
 
     def bound(self, csr: CSR, operands: Sequence[Tensor]) -> _Bound:
         """Return what runs calls like this one on graphs like this one."""
@@ -329,12 +329,8 @@ def _flat(t: Tensor) -> Tensor:
 
 def _reshaping(fit: Fold, trailing: Sequence[int]) -> Fold:
     """Fit a gradient, and bring its rows to their shape."""
-
-    def reshaped(t: Tensor) -> Tensor:
-        t = t if fit is None else fit(t)
-        return t.reshape(t.size(0), *trailing)
-
-    return reshaped
+    reshape = reshaping(trailing)
+    return reshape if fit is None else lambda t: reshape(fit(t))
 
 
 @lru_cache(maxsize=4096)

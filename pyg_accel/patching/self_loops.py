@@ -18,6 +18,8 @@ from pyg_accel.native import (
 
 __all__ = ["native"]
 
+_functions, _operators = torch._C._len_torch_function_stack, torch._C._len_torch_dispatch_stack
+
 
 @lru_cache(maxsize=64)
 def native(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -36,6 +38,8 @@ def native(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _library(edge_index: Any) -> Any:
     """The library for an edge_index; None if PyG's operators have to do."""
+    if _functions() or _operators():
+        return None  # a mode is to see PyG's operators
     if type(edge_index) is not Tensor or edge_index.dtype != torch.int64:
         return None
     if edge_index.dim() != 2 or edge_index.size(0) != 2 or edge_index.layout != torch.strided:
@@ -70,7 +74,12 @@ def _gcn_norm(
     # In PyG `improved` changes weights that are given, not those of ones.
     size = maybe_num_nodes(edge_index, num_nodes)
     by_col = flow == "source_to_target"
-    return library.gcn_norm(edge_index, size, by_col, dtype == torch.float64)
+    try:
+        return library.gcn_norm(edge_index, size, by_col, dtype == torch.float64)
+    except RuntimeError as error:
+        if "outside of" not in str(error):
+            raise
+        return None  # PyG's operators say which id it is
 
 
 _NATIVE: dict[str, Callable[..., Any]] = {

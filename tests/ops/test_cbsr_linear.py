@@ -33,7 +33,7 @@ def any_share_of_zeros(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels are right for any k, also where they would not be chosen."""
     from pyg_accel.backends import cpu
 
-    monkeypatch.setattr(cpu, "_ZEROS_A_PRODUCT", 0)
+    monkeypatch.setattr(cpu, "_COLUMNS_PER_ENTRY", 0)
 
 
 def check(
@@ -122,7 +122,7 @@ def test_infinities_reach_only_what_they_are_multiplied_with(backend):
 def test_where_little_is_zero_features_are_written_out(monkeypatch):
     from pyg_accel.backends import cpu
 
-    monkeypatch.setattr(cpu, "_ZEROS_A_PRODUCT", 3)
+    monkeypatch.setattr(cpu, "_COLUMNS_PER_ENTRY", 3)
     assert "cpu" in backends()
     few, many = ops.maxk(torch.randn(4, 30), 10), ops.maxk(torch.randn(4, 30), 11)
     built = not cpu_unavailable_reasons()
