@@ -111,7 +111,7 @@ def _fewest(
     costs: Costs, work: Work, row_bytes: int, layers: int, gradient: bool, compiled: bool
 ) -> int:
     passes = 2 if gradient else 1
-    functions = _CALL + _GENERATED * work.generated * passes + work.overhead - work.functions
+    functions: float = _CALL + _GENERATED * work.generated * passes + work.overhead - work.functions
     share = 1 / layers if layers else 0.0  # of what is done once a graph
     # Functions of the graph are remembered, and launches of attention are bound, once a graph.
     once = 1 + (work.derived > 0) + (work.tensors > _MESSAGES)
