@@ -157,10 +157,12 @@ def _run(
         return edge_index.new_empty(0)
     if reading.reason is not None:
         return _made(reading, name, edge_index, kwargs, state)
-    # Dynamo's pass is the first, on tensors without data.
+    # Dynamo's pass is the first, on tensors without data, unless PyG's path has broken the graph.
+    if not isinstance(edge_index, FakeTensor):
+        reading.reason = "a graph break"
+        return edge_index.new_empty(0)
     state = {name: tensor.clone() for name, tensor in state.items()}
     versions = [tensor._version for tensor in state.values()]
-    assert isinstance(edge_index, FakeTensor)
     symbols = edge_index.fake_mode.shape_env
     assert symbols is not None
     try:
@@ -184,6 +186,13 @@ def _run(
 def _made(
     reading: Reading, name: str, edge_index: Tensor, kwargs: Any, state: dict[str, Tensor]
 ) -> Tensor:
+    # Of a part with two names by the first: what it has is put back by each of those given here.
+    own = {
+        f"{part}.{name}".removeprefix(".")
+        for part, module in reading.module().named_modules()
+        for name in (*module._parameters, *module._buffers)
+    }
+    state = {name: tensor for name, tensor in state.items() if name in own}
     with reading.attributes() as module, _reparametrize_module(module, state):
         decided = reading.reason is not None
         out, reading.formulas = reading.run(

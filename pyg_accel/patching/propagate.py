@@ -37,6 +37,7 @@ from pyg_accel.patching.reasons import (
     data_reasons,
     device_of,
     is_active,
+    lazy_reason,
     row_bytes,
     subclass_reasons,
     torch_records,
@@ -249,7 +250,7 @@ def spmm(function: Callable[..., Any], src: Any, other: Any, reduce: str = "sum"
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _pyg_accel_read(self: MessagePassing) -> str:
     """A method of layers while anything is patched: see :mod:`.reading`."""
-    return reading.begin(self, _compile)
+    return reading.begin(self, _compile, lazy_reason(self))
 
 
 def _compile(

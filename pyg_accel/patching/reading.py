@@ -144,11 +144,17 @@ _readings: dict[str, Reading] = {}
 _numbers = count()
 
 
-def begin(layer: MessagePassing, run: Run) -> str:
-    """Return the key by which a new reading is known for as long as its layer lives."""
+def begin(layer: MessagePassing, run: Run, reason: str) -> str:
+    """Return the key by which a new reading is known for as long as its layer lives.
+
+    Args:
+        layer: whose call it is.
+        run: makes the call.
+        reason: why PyG's own path stays, if that is known before.
+    """
     key = str(next(_numbers))
     owner = weakref.ref(layer, lambda _: _readings.pop(key, None))
-    _readings[key] = Reading(owner, run)
+    _readings[key] = Reading(owner, run, reason or None)
     return key
 
 

@@ -41,6 +41,7 @@ __all__ = [
     "is_active",
     "is_watched",
     "layer_reasons",
+    "lazy_reason",
     "row_bytes",
     "subclass_reasons",
     "switch",
@@ -114,8 +115,8 @@ def call_reasons(module: MessagePassing, edge_index: Any) -> list[str]:
 def layer_reasons(module: MessagePassing, edge_index: Any) -> list[str]:
     """Return those that are the layer's or its graph's: what else there is, all calls share."""
     reasons = hook_reasons(module)
-    if any(is_lazy(p) for m in modules_in(module) for p in m._parameters.values() if p is not None):
-        reasons.append("parameters whose shape this call will tell")
+    if reason := lazy_reason(module):
+        reasons.append(reason)
     if is_watched(module.aggr_module):
         reasons.append(WATCHED)
     elif any(m._backward_hooks or m._backward_pre_hooks for m in modules_in(*module.children())):
@@ -129,6 +130,12 @@ def layer_reasons(module: MessagePassing, edge_index: Any) -> list[str]:
     ):
         reasons.append("a malformed edge_index")
     return reasons
+
+
+def lazy_reason(module: MessagePassing) -> str:
+    """Return why the first call of a layer is PyG's whose parameters it makes; else nothing."""
+    parameters = (p for m in modules_in(module) for p in m._parameters.values() if p is not None)
+    return "parameters whose shape this call will tell" if any(map(is_lazy, parameters)) else ""
 
 
 def is_watched(*modules: torch.nn.Module | None) -> bool:

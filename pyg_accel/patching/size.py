@@ -43,7 +43,7 @@ class Costs(NamedTuple):
     edge_ns: float
 
 
-SHIPPED = {"cpu": Costs(12.0, 5.0, 2.0), "cuda": Costs(50.0, 750.0, 0.267)}
+SHIPPED = {"cpu": Costs(12.0, 5.0, 6.0), "cuda": Costs(50.0, 750.0, 0.267)}
 # Functions of torch that cost the host as much as ...
 _CALL = 6  # one call of a program
 _GENERATED = 6  # a kernel on a GPU that is generated for a formula, and that of its gradient
@@ -111,12 +111,11 @@ def _fewest(
     costs: Costs, work: Work, row_bytes: int, layers: int, gradient: bool, compiled: bool
 ) -> int:
     passes = 2 if gradient else 1
-    functions: float = _CALL + _GENERATED * work.generated * passes + work.overhead
+    functions: float = _CALL + _GENERATED * work.generated * passes + work.overhead - work.functions
     share = 1 / layers if layers else 0.0  # of what is done once a graph
     # Functions of the graph are remembered, and launches of attention are bound, once a graph.
     once = 1 + (work.derived > 0) + (work.tensors > _MESSAGES)
     functions += passes * _GRAPH * once * share - _DERIVED * work.derived * (1 - share)
-    functions -= work.functions
     if functions <= 0:
         return 0
     saved = work.tensors * row_bytes / costs.gigabytes - costs.edge_ns * share  # nanoseconds

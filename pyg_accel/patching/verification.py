@@ -110,7 +110,8 @@ def _truths(
                 out: Tensor = _joined(original(*given, **named))
             else:
                 tensors = (*module.named_parameters(), *module.named_buffers())
-                with _reparametrize_module(module, {name: double(t) for name, t in tensors}):
+                made = {name: double(t) for name, t in tensors}
+                with _reparametrize_module(module, made, tie_weights=True):
                     out = _joined(original(module, *given, **named))
         except RuntimeError:  # two dtypes met
             return

@@ -666,3 +666,65 @@ def test_objects_that_dynamo_finds_while_it_is_asked_for_others():
         )
     )
     assert [*reading._changed(context)] == [0]
+
+
+class Twice(pyg.MessagePassing):
+    """Has a part by two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = torch.nn.Linear(F, F)
+        self.two = self.one
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x)
+
+    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+        return self.one(x_j).relu() * self.two(x_i)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: pyg.GATv2Conv(F, 4, heads=2, share_weights=True), Twice], ids=["gatv2", "own"]
+)
+def test_a_part_with_two_names_has_its_parameters_afterwards(make):
+    layer, (x, edge_index) = make(), batches()[0]
+    expected, held = layer(x, edge_index), [*layer.parameters()]
+    with pyg_accel.patched():
+        out = torch.compile(layer, backend="eager")(x, edge_index)
+    torch.testing.assert_close(out, expected)
+    assert all(now is then for now, then in zip(layer.parameters(), held, strict=True))
+
+
+def test_a_layer_that_makes_its_parameters_is_pygs_in_its_first_call(report_of):
+    layer, (x, edge_index) = pyg.SAGEConv(-1, 4), batches()[0]
+    compiled = torch.compile(layer, backend="eager")
+    with pyg_accel.patched():
+        out = compiled(x, edge_index)
+        reasons = [row.reason for row in report_of()]
+    assert reasons == ["torch.compile: parameters whose shape this call will tell"]
+    torch.testing.assert_close(out, layer(x, edge_index))
+
+
+def test_a_matrix_of_every_edge_is_compiled_as_in_stock(report_of):
+    """The backend runs the graph on tensors with data, the first pass had others."""
+    layer = pyg.NNConv(F, 4, torch.nn.Linear(3, F * 4))
+    x, edge_index = batches()[0]
+    attr = torch.randn(edge_index.size(1), 3)
+    compiled = torch.compile(layer, backend="eager")
+    with pyg_accel.patched():
+        out = compiled(x, edge_index, attr)
+        (row,) = report_of()
+    assert "a network on every edge" in row.reason
+    torch.testing.assert_close(out, layer(x, edge_index, attr))
+
+
+def test_where_pygs_path_breaks_the_graph_it_stays(report_of):
+    layer, (x, edge_index) = pyg.SAGEConv(F, 4, aggr="lstm"), batches()[0]
+    edge_index = edge_index[:, edge_index[1].argsort(stable=True)]
+    compiled = torch.compile(layer, backend="eager")
+    with pyg_accel.patched(), torch.no_grad():
+        outs = [compiled(x, edge_index) for _ in range(2)]
+        reasons = {row.reason for row in report_of()}
+    assert "torch.compile: a graph break" in reasons
+    for out in outs:
+        torch.testing.assert_close(out, layer(x, edge_index))

@@ -115,6 +115,21 @@ def test_a_deviation_is_on_either_side_of_the_limit_below_which_it_is_0():
             layer((1 + 1e-5**0.5 * x).float(), star)
 
 
+def test_a_weight_of_two_parts_is_converted_in_both(x, edge_index):
+    class Tied(SAGEConv):
+        def __init__(self) -> None:
+            super().__init__(6, 6, aggr="std")
+            self.lin_r.weight = self.lin_l.weight
+
+        def message(self, x_j: Tensor) -> Tensor:
+            return self.lin_r(torch.nn.functional.linear(x_j, self.lin_l.weight))
+
+    settings.verify, layer = True, Tied()
+    torch.nn.init.eye_(layer.lin_l.weight)
+    with pyg_accel.patched():
+        layer(1e3 + x, edge_index)
+
+
 @pytest.mark.parametrize("offset", [0.0, 1e2], ids=str)
 def test_a_deviation_that_is_wrong_by_more_than_that_is_found(offset, x, edge_index, off_by):
     off_by(1.1)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from pyg_accel.ops.edge_product import edge_product
 from pyg_accel.patching.lazy import IDENTITY, LazyTensor, Tracer, first_operand, is_single_side
@@ -27,7 +28,7 @@ from pyg_accel.patching.networks import (
 )
 from pyg_accel.patching.rules.common import Args, Declined, Kwargs
 from pyg_accel.patching.running import Unrecognised
-from pyg_accel.record.edge_tensors import name_of, plain_shape
+from pyg_accel.record.edge_tensors import EdgeTensor, name_of, plain_shape
 
 __all__ = ["defers", "lazies_in", "leaves_edges_alone", "makes_matrices", "product", "record"]
 
@@ -230,7 +231,8 @@ def defers(trace: Tracer, args: Args, kwargs: Kwargs) -> bool:
 
 def product(left: Any, right: Any) -> LazyTensor:
     """Multiply [E, 1, I] by matrices [E, I, O] that a linear layer makes of others: [E, 1, O]."""
-    if isinstance(left, LazyTensor) and type(right) is Tensor:
+    # A compiler's tensors are no plain ones.
+    if isinstance(left, LazyTensor) and not isinstance(right, (EdgeTensor, Parameter)):
         for reason in reasons_against(left.tracer):  # or it would be a lazy one
             raise Unrecognised(reason, permanent=False)
     if not (isinstance(left, LazyTensor) and isinstance(right, LazyTensor)):
