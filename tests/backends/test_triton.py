@@ -5,6 +5,7 @@ import inspect
 import linecache
 import weakref
 from collections.abc import Sequence
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -454,3 +455,61 @@ def test_sums_of_samples_are_taken_of_copied_rows(width, copies):
             found.append(ops.sampled_spmm(graph, x, weight, width=width))
     torch.testing.assert_close(*found)
     assert copies == [(13, 1, 41)]
+
+
+class TestSequence:
+    """What the CUDA library is told of launches, without one."""
+
+    @pytest.fixture
+    def told(self, monkeypatch):
+        from pyg_accel.backends.triton import sequence
+
+        told: list[object] = []
+        library = SimpleNamespace(
+            add_sequence=lambda arrays, code: told.append((arrays, code)) or self.number,
+            remove_sequence=lambda number: None,
+            run_sequence=lambda number, operands: [number, *operands],
+        )
+        monkeypatch.setattr(sequence, "cuda_library", lambda: library)
+        monkeypatch.setattr(sequence, "cuda_unavailable_reasons", lambda: [])
+        monkeypatch.setattr(sequence, "direct", lambda function: function)
+        return told
+
+    number = 5
+
+    def _sequence(self, compiled: object, *numbers: int):
+        from pyg_accel.backends.triton.sequence import Kernel, Sequence
+
+        kernel, made = Kernel(None, 4), Sequence(1, torch.device("cuda", 3))
+        kernel.compiled = compiled
+        out, between = (
+            made.result((2, 3), torch.bfloat16),
+            made.scratch((7,), torch.int64),
+        )
+        self.array = torch.zeros(4)
+        made.launch(kernel, (8, 2), (self.array, None, made.operands[0], out, between, *numbers))
+        return made
+
+    compiled = SimpleNamespace(function=99, metadata=SimpleNamespace(shared=64))
+
+    def test_it_is_written_down_as_numbers(self, told):
+        assert self._sequence(self.compiled, 6, 7)([torch.ones(1)]) == [5, torch.ones(1)]
+        ((arrays, code),) = told
+        assert arrays == [self.array]
+        new = [1, 2, 15, 2, 2, 3, 4, 1, 7]  # one result; two tensors, of dtypes 15 and 4
+        arguments = [1, 0, 2, 0, 2, 1, 2, 2, 0, 6, 0, 7]
+        assert code == [3, 1, *new, 1, 99, 8, 2, 1, 128, 64, 6, *arguments]
+
+    def test_python_launches_what_is_not_compiled(self, told):
+        assert self._sequence(None)._written() is None
+        assert told == []
+
+    def test_python_launches_what_the_library_refuses(self, told, monkeypatch):
+        monkeypatch.setattr(self.__class__, "number", 0)
+        refused = self._sequence(self.compiled)
+        assert refused._written() is None
+        assert not refused._usual
+
+    @pytest.mark.parametrize("number", [2**31, -(2**31) - 1])
+    def test_python_launches_with_long_numbers(self, told, number):
+        assert not self._sequence(self.compiled, number)._usual

@@ -136,9 +136,10 @@ class Sequence:
 
     def _written(self) -> Callable[[SequenceOf[Tensor]], list[Tensor]] | None:
         """The library's function of operands; None while Python has to launch."""
-        if any(call.kernel.compiled is None for call in self._calls) or not self._results:
+        if any(call.kernel.compiled is None for call in self._calls):
             return None
-        if cuda_unavailable_reasons():
+        if not self._results or cuda_unavailable_reasons():
+            self._usual = False  # it stays so
             return None
         arrays: list[Tensor] = []
         code = [self._device.index, len(self.operands), self._results, len(self._fresh)]
@@ -161,7 +162,8 @@ class Sequence:
         add, remove = direct(library.add_sequence), direct(library.remove_sequence)
         kernels = [call.kernel for call in self._calls]
         entry = Entry(lambda: add(arrays, code), remove, arrays, kernels)
-        if not entry.number:
+        if not entry.number:  # Triton passes other arguments than these
+            self._usual = False
             return None
         native = partial(direct(library.run_sequence), entry.number)
         native.__dict__["owner"] = entry
