@@ -6,6 +6,7 @@ dtypes and flags of its operands, looks up its plan, and launches. Calls that so
 (a compiler, a mode, a function transform) go through the registered operators instead.
 """
 
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -33,7 +34,17 @@ from pyg_accel.ops.layout import contiguous_rows
 from pyg_accel.ops.operator import each_gradient, is_batch
 from pyg_accel.settings import settings
 
-__all__ = ["Fold", "Gradient", "Plan", "Result", "computing", "folding", "reshaping", "run"]
+__all__ = [
+    "Fold",
+    "Gradient",
+    "Plan",
+    "Result",
+    "arguments",
+    "computing",
+    "folding",
+    "reshaping",
+    "run",
+]
 
 _MOST = 256  # plans of a graph
 _STRIDED, _PLAIN = torch.strided, (Tensor, Parameter)
@@ -42,6 +53,18 @@ _modes = torch._C._len_torch_dispatch_stack
 _batched = torch._C._functorch.is_legacy_batchedtensor
 
 Fold = Callable[[Tensor], Tensor] | None
+
+
+class _Arguments(threading.local):
+    """Of the layer whose call runs in a thread: its caller may change them before the gradient.
+
+    PyG copies features to the edges, so ``x += conv(x)`` does not change what its gradient reads.
+    """
+
+    tensors: tuple[Tensor, ...] = ()
+
+
+arguments = _Arguments()
 
 
 class Result(NamedTuple):
@@ -94,6 +117,7 @@ class Plan:
             behind them is only saved.
         rule: how it is differentiated; None if no gradient is needed.
         keeps: what the gradient reads, by places in operands and results.
+        saves: the operands among them.
         repeats: it reads the operands and the result, which is computed again if it was changed in
             place meanwhile.
         facts: of a graph on a GPU of which it is not known yet whether it stays.
@@ -106,6 +130,7 @@ class Plan:
     results: int = 0
     rule: Rule | None = None
     keeps: tuple[int, ...] = ()
+    saves: tuple[int, ...] = ()
     repeats: bool = False
     facts: Facts | None = None
     asked: str = "auto"
@@ -181,7 +206,15 @@ def run(
         plan = make(graph, kind, operands, tuple([fact[-1] for fact in facts]))
         if plan is None:
             return None
+        plan.saves = tuple([place for place in plan.keeps if place < len(operands)])
         _keep(graph, key, plan)
+    given = arguments.tensors
+    if plan.saves and given:
+        owned = {i for i in plan.saves if any(t is operands[i] or t is operands[i]._base
+                                              for t in given)}  # fmt: skip
+        if owned:
+            operands = [t.clone() if i in owned else t for i, t in enumerate(operands)]
+            return run(graph, make, kind, operands)
     names = chosen.get()
     if names is not None:
         names.update(plan.backends)

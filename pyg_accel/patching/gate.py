@@ -24,6 +24,7 @@ from pyg_accel.cache import saved_tensors_are_hooked
 from pyg_accel.call_report import record
 from pyg_accel.derived import Seen
 from pyg_accel.module_state import ModuleState, modules_in
+from pyg_accel.ops.plan import arguments
 from pyg_accel.patching import programs
 from pyg_accel.patching.context import context
 from pyg_accel.patching.reasons import forced
@@ -110,6 +111,7 @@ def by_program(
     if saved_tensors_are_hooked():  # a checkpoint expects the same of a call made again
         return NOTHING
     start = perf_counter()
+    outer, arguments.tensors = arguments.tensors, leaves
     try:
         derived = program.find(leaves)
         if derived is None:
@@ -117,6 +119,8 @@ def by_program(
         out = program.finish(leaves, derived)
     except (Unexpected, IndexError, ValueError):
         return NOTHING  # sizes that do not agree, which PyG explains
+    finally:
+        arguments.tensors = outer
     program.sizes.row.add(perf_counter() - start)
     return out
 

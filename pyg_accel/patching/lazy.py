@@ -25,6 +25,7 @@ from pyg_accel.cache import saved_tensors_are_hooked, version_of
 from pyg_accel.formula import Formula, Operand, map_operands, operands_of
 from pyg_accel.graph import Graph
 from pyg_accel.ops.gspmm import REDUCES
+from pyg_accel.ops.plan import arguments
 from pyg_accel.patching.reasons import subclass_reasons
 from pyg_accel.patching.running import Unrecognised, running
 from pyg_accel.patching.watch import Watch
@@ -265,6 +266,19 @@ class Tracer(Watch):
         if known is None:  # the tensor is held, so that no other one has its identity
             known = self._copies[key] = tensor, copied(tensor)
         return known[1]
+
+    def own(self, tensor: Tensor) -> Tensor:
+        """Return features that the layer's caller cannot change before their gradient is made.
+
+        A function on edges reads copies of them in PyG's path, one on nodes would read themselves.
+        """
+        given = arguments.tensors if self.records_gradients else ()
+        if not any(tensor is t or tensor._base is t for t in given):
+            return tensor
+        key = id(tensor), _version(tensor)
+        if key not in self._copies:
+            self._copies[key] = tensor, self.apply(torch.clone, tensor)
+        return self._copies[key][1]
 
     def leaf(
         self,

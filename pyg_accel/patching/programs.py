@@ -27,7 +27,9 @@ from pyg_accel.call_report import Row, row_of
 from pyg_accel.call_report import record as count
 from pyg_accel.derived import Seen, derived
 from pyg_accel.hooks import hook_reasons, hooks_in
+from pyg_accel.memo import tensors_in
 from pyg_accel.module_state import ModuleState, modules_in
+from pyg_accel.ops.plan import arguments
 from pyg_accel.patching.context import context, modes
 from pyg_accel.patching.overrides import is_rendered, template
 from pyg_accel.patching.reasons import (
@@ -303,13 +305,14 @@ def attempt(
         exact, whole = alike is None and is_users(layer), name == "call" and is_users(layer)
         before, _running.seen = _running.seen, _Seen()
         seen = _running.seen
+        outer, arguments.tensors = arguments.tensors, tuple(tensors_in((args, kwargs)))
         try:
             with record_choices() as backends:
                 out, recorder, guard = record(
                     layer, _ENTRIES[name], make, args, kwargs, signature, exact=exact, whole=whole
                 )
         finally:
-            _running.seen = before
+            _running.seen, arguments.tensors = before, outer
     except NotComparable as error:
         known.failures, known.reason = _MOST, str(error)
         return Attempt(make(layer, *args, **kwargs))

@@ -84,6 +84,8 @@ def hoist(func: Callable[..., Any], lazy: LazyTensor, args: Args, kwargs: Kwargs
     if isinstance(given, DeferredOperand):
         result = given.hoisted(func, args, kwargs)
     else:
+        if name_of(func) not in _FLAT:
+            given = trace.own(given)
         result = trace.apply(func, given, *args, **kwargs)
 
     def wrap(value: Tensor) -> LazyTensor:
