@@ -46,8 +46,10 @@ class Costs(NamedTuple):
 SHIPPED = {"cpu": Costs(12.0, 5.0, 6.0), "cuda": Costs(50.0, 750.0, 0.267)}
 # Functions of torch that cost the host as much as ...
 _CALL = 6  # one call of a program
+_DECLINED = 1  # one call that is found to be too small
 _GENERATED = 6  # a kernel on a GPU that is generated for a formula, and that of its gradient
 _DERIVED = 10  # gcn_norm, or another function of a graph that a program runs once a graph
+_NATIVE = 3  # what such a function saves on a CPU where it runs on a new graph
 _GRAPH = 10  # the CSR form of a small graph, which is built and remembered
 _TRACE = 60  # a call that is traced because it has no program
 HOOK = 12  # a call of a function that was replaced, without a program
@@ -111,7 +113,8 @@ def _fewest(
     costs: Costs, work: Work, row_bytes: int, layers: int, gradient: bool, compiled: bool
 ) -> int:
     passes = 2 if gradient else 1
-    functions: float = _CALL + _GENERATED * work.generated * passes + work.overhead - work.functions
+    functions: float = _CALL - _DECLINED + _GENERATED * work.generated * passes
+    functions += work.overhead - work.functions
     share = 1 / layers if layers else 0.0  # of what is done once a graph
     # Functions of the graph are remembered, and launches of attention are bound, once a graph.
     once = 1 + (work.derived > 0) + (work.tensors > _MESSAGES)
@@ -147,6 +150,8 @@ def fewest_edges(
     found = None if settings.always else costs(device)
     if device == "cpu" and work.generated:  # formulas are interpreted
         work = work._replace(generated=False)
+    if device == "cpu" and new:  # and functions of the graph are native
+        work = work._replace(functions=work.functions + _NATIVE * work.derived, derived=0)
     layers = layers if new else 0
     return 0 if found is None else _fewest(found, work, row_bytes, layers, gradient, compiled)
 
