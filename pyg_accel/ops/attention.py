@@ -146,7 +146,8 @@ def _make_plan(
         rule = _Rule(score, value, edge_order, needs, sizes, tuple(t.shape for t in operands))
         keeps = tuple(range(len(operands) + 2))
         compute = computing(launch, folds, (shape,))
-        return Plan(compute, {name: None}, rule=rule, keeps=keeps, repeats=True)
+        saves = tuple([i for i in keeps if sides.get(i, "e") != "e"])
+        return Plan(compute, {name: None}, rule=rule, keeps=keeps, saves=saves, repeats=True)
     if not any(needs):
         names, launch = unfused_launch(graph, score, value, list(folded), edge_order=edge_order)
         return Plan(computing(launch, folds, (shape,)), names)

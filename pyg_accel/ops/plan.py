@@ -117,7 +117,7 @@ class Plan:
             behind them is only saved.
         rule: how it is differentiated; None if no gradient is needed.
         keeps: what the gradient reads, by places in operands and results.
-        saves: the operands among them.
+        saves: the operands among them that are features of nodes.
         repeats: it reads the operands and the result, which is computed again if it was changed in
             place meanwhile.
         facts: of a graph on a GPU of which it is not known yet whether it stays.
@@ -206,7 +206,6 @@ def run(
         plan = make(graph, kind, operands, tuple([fact[-1] for fact in facts]))
         if plan is None:
             return None
-        plan.saves = tuple([place for place in plan.keeps if place < len(operands)])
         _keep(graph, key, plan)
     given = arguments.tensors
     if plan.saves and given:

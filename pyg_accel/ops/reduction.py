@@ -74,6 +74,9 @@ def plan_of(
     plan = Plan(computing(launch, folds, shapes), {bound.backend: None}, results)
     if any(needs):
         plan.rule, plan.keeps = rule, rule.keeps
+        plan.saves = tuple(
+            [i for i, side in enumerate(rule.sides) if i in rule.keeps and side != "e"]
+        )
     return plan
 
 
