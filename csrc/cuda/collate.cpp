@@ -6,7 +6,6 @@
 #include <tuple>
 
 #include "cuda/tensors.h"
-#include "empty.h"
 
 namespace pyg_accel {
 namespace {

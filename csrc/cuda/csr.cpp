@@ -2,7 +2,6 @@
 #include "cuda/csr.h"
 
 #include "cuda/tensors.h"
-#include "empty.h"
 
 namespace pyg_accel {
 namespace {
@@ -32,12 +31,7 @@ std::vector<Tensor> run(void (*build)(const CsrArgs&, const Allocate&, cudaStrea
   args.ptr = result[0].mutable_data_ptr();
   args.id = result[1].mutable_data_ptr();
   args.perm = result[2].mutable_data_ptr();
-  std::optional<Tensor> scratch;
-  const auto allocate = [&](size_t bytes) {
-    scratch = empty(static_cast<int64_t>(bytes), ScalarType::Byte);
-    return scratch->mutable_data_ptr();
-  };
-  build(args, allocate, stream_of(like));
+  build(args, scratch_of(like), stream_of(like));
   return result;
 }
 

@@ -7,7 +7,6 @@
 
 #include "cuda/check.cuh"
 #include "cuda/tensors.h"
-#include "empty.h"
 
 namespace pyg_accel {
 namespace {
@@ -147,13 +146,6 @@ class NeighborSampler {
     return out;
   }
 
-  Allocate allocate() {
-    return [this](size_t bytes) {
-      scratch_ = empty(static_cast<int64_t>(bytes), ScalarType::Byte);
-      return scratch_->mutable_data_ptr();
-    };
-  }
-
   // Where the number of nodes of a type is, and that of the drawn edges of a relation.
   size_t number(size_t t) const { return 1 + types[t].current * types.size() + t; }
   size_t total(size_t i) const { return 1 + 2 * types.size() + i; }
@@ -216,7 +208,7 @@ class NeighborSampler {
     hop.begin = static_cast<int64_t*>(r.counts->mutable_data_ptr());
     hop.degree = hop.begin + hop.count;
     hop.offset = hop.degree + hop.count;
-    neighbor_count_cuda(hop, allocate(), stream_);
+    neighbor_count_cuda(hop, scratch_of(like_), stream_);
     copy(device_ + total(i), hop.offset + hop.count, sizeof(int64_t), cudaMemcpyDeviceToDevice);
   }
 
@@ -273,7 +265,7 @@ class NeighborSampler {
       hop.before = device_ + number(r.source);
       source.current ^= 1;
       hop.after = device_ + number(r.source);
-      neighbor_draw_cuda(hop, allocate(), stream_);
+      neighbor_draw_cuda(hop, scratch_of(like_), stream_);
     }
     return Fault::kNone;
   }
@@ -288,7 +280,7 @@ class NeighborSampler {
       r.size = 0;
       if (r.hop.count == 0)
         continue;
-      neighbor_induce_count_cuda(r.hop, allocate(), stream_);
+      neighbor_induce_count_cuda(r.hop, scratch_of(like_), stream_);
       copy(device_ + total(i), r.hop.offset + r.hop.count, sizeof(int64_t),
            cudaMemcpyDeviceToDevice);
     }
@@ -308,7 +300,6 @@ class NeighborSampler {
   std::vector<int64_t> host_;  // what was last fetched of the state:
   Tensor state_;  // a fault; twice a number of each type of nodes; drawn edges of each relation
   int64_t* device_;
-  std::optional<Tensor> scratch_;
   uint64_t streams_ = 0;
 };
 

@@ -4,7 +4,6 @@
 #include <algorithm>
 
 #include "cuda/tensors.h"
-#include "empty.h"
 #include "plans.h"
 
 namespace pyg_accel {

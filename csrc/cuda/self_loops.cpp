@@ -3,16 +3,9 @@
 
 #include "cuda/check.cuh"
 #include "cuda/tensors.h"
-#include "empty.h"
 
 namespace pyg_accel {
 namespace {
-
-struct Work {
-  Tensor place;
-  std::optional<Tensor> degree;
-  std::optional<Tensor> scratch;
-};
 
 SelfLoopArgs args_of(const Tensor& edge_index, int64_t num_nodes) {
   STD_TORCH_CHECK(is_on_device(edge_index) && edge_index.scalar_type() == ScalarType::Long &&
@@ -37,17 +30,14 @@ Tensor run(SelfLoopArgs args,
   const auto empty = [&](const std::vector<int64_t>& shape, ScalarType of) {
     return empty_result(edge_index, shape, of);
   };
-  Work work{empty({args.count + 1}, ScalarType::Int), {}, {}};
-  args.place = static_cast<int32_t*>(work.place.mutable_data_ptr());
+  const Tensor place = empty({args.count + 1}, ScalarType::Int);
+  args.place = static_cast<int32_t*>(place.mutable_data_ptr());
+  std::optional<Tensor> degree;
   if (type) {
-    work.degree = empty({args.num_nodes}, ScalarType::Int);
-    args.degree = static_cast<int32_t*>(work.degree->mutable_data_ptr());
+    degree = empty({args.num_nodes}, ScalarType::Int);
+    args.degree = static_cast<int32_t*>(degree->mutable_data_ptr());
   }
-  const auto allocate = [&](size_t bytes) {
-    work.scratch = empty({static_cast<int64_t>(bytes)}, ScalarType::Byte);
-    return work.scratch->mutable_data_ptr();
-  };
-  place_edges_cuda(args, allocate, stream);
+  place_edges_cuda(args, scratch_of(edge_index), stream);
   int32_t kept = 0;
   check(
       cudaMemcpyAsync(&kept, args.place + args.count, sizeof(kept), cudaMemcpyDeviceToHost, stream),

@@ -6,7 +6,6 @@
 #include <array>
 
 #include "cuda/tensors.h"
-#include "empty.h"
 #include "plans.h"
 
 namespace pyg_accel {

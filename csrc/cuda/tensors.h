@@ -11,8 +11,10 @@
 #include <optional>
 #include <vector>
 
+#include "cuda/allocate.h"
 #include "cuda/device.h"
 #include "cuda/kernels.h"
+#include "empty.h"
 
 namespace pyg_accel {
 
@@ -38,6 +40,14 @@ inline const int32_t* int32s(const Tensor& t, const char* name, int64_t size, co
   check_vector(t, name, size, like);
   STD_TORCH_CHECK(t.scalar_type() == ScalarType::Int, "expected '", name, "' to be int32");
   return static_cast<const int32_t*>(t.const_data_ptr());
+}
+
+// Memory on the device of `like`, one piece at a time, for as long as the function lives.
+inline Allocate scratch_of(const Tensor& like) {
+  return [like, held = std::optional<Tensor>()](size_t bytes) mutable {
+    held = empty_result(like, {static_cast<int64_t>(bytes)}, ScalarType::Byte);
+    return held->mutable_data_ptr();
+  };
 }
 
 inline int element_bytes(const Tensor& t) {
