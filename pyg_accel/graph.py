@@ -8,12 +8,7 @@ import torch
 from torch import Tensor
 
 from pyg_accel.checks import require, shown, whole
-from pyg_accel.native import (
-    cpu_library,
-    cpu_unavailable_reasons,
-    cuda_library,
-    cuda_unavailable_reasons,
-)
+from pyg_accel.native import library_of
 
 __all__ = ["CSR", "Graph", "check_graph", "for_autograd", "ptr2index"]
 
@@ -233,13 +228,14 @@ class Graph:
     def _from_coo(cls, row: Tensor, col: Tensor, num_rows: int, num_cols: int) -> "Graph":
         # 32-bit indices halve what the kernels read beside the features.
         narrow = _are_narrow(num_rows, num_cols, row)
-        if narrow and row.device.type == "cuda" and not cuda_unavailable_reasons():
-            rowptr, col, perm = cuda_library().csr_from_coo(row, col, num_rows, num_cols)
+        library = library_of(row.device)
+        if library is not None and row.is_cuda and narrow:
+            rowptr, col, perm = library.csr_from_coo(row, col, num_rows, num_cols)
             return cls.trusted(rowptr, col, perm, num_cols, sorted=True)
         row, col = row.contiguous(), col.contiguous()
-        if row.device.type == "cpu" and not cpu_unavailable_reasons():
+        if library is not None and not row.is_cuda:
             try:
-                arrays = cpu_library().csr_from_coo(row, col, num_rows, num_cols, not narrow)
+                arrays = library.csr_from_coo(row, col, num_rows, num_cols, not narrow)
             except RuntimeError as error:
                 if "outside of" not in str(error):
                     raise
@@ -378,14 +374,9 @@ def _are_narrow(num_rows: int, num_cols: int, entries: Tensor) -> bool:
 
 
 def _transpose(rowptr: Tensor, col: Tensor, num_cols: int) -> tuple[Tensor, Tensor, Tensor]:
-    if rowptr.device.type == "cpu" and not cpu_unavailable_reasons():
-        arrays: tuple[Tensor, Tensor, Tensor] = tuple(
-            cpu_library().csr_transpose(rowptr, col, num_cols)
-        )
-        return arrays
-    narrow = _are_narrow(rowptr.numel() - 1, num_cols, col)
-    if narrow and col.device.type == "cuda" and not cuda_unavailable_reasons():
-        colptr, row, perm = cuda_library().csr_transpose(rowptr, col, num_cols)
+    library = library_of(col.device)
+    if library is not None and (not col.is_cuda or _are_narrow(rowptr.numel() - 1, num_cols, col)):
+        colptr, row, perm = library.csr_transpose(rowptr, col, num_cols)
         return colptr, row, perm
     row = ptr2index(rowptr, col.numel(), col.dtype)
     columns, perm = torch.sort(col, stable=True)

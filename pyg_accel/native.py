@@ -22,6 +22,7 @@ __all__ = [
     "cuda_library",
     "cuda_unavailable_reasons",
     "direct",
+    "library_of",
 ]
 
 _FOLDER = Path(__file__).parent
@@ -94,6 +95,15 @@ def cuda_library() -> Any:
     if reasons:
         raise ExtensionNotBuilt("the CUDA library pyg_accel._C_cuda", reasons[0])
     return torch.ops.pyg_accel_cuda
+
+
+def library_of(device: torch.device) -> Any:
+    """Return the library whose operators take tensors of a device; None if there is none."""
+    if device.type == "cpu":
+        return None if _load_cpu() else cpu_library()
+    if device.type == "cuda" and not cuda_unavailable_reasons():
+        return torch.ops.pyg_accel_cuda
+    return None
 
 
 def direct(operator: Any) -> Any:

@@ -18,7 +18,7 @@ from pyg_accel.testing import zoo
 def builder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Build with the native library, or as on a machine that has none."""
     if request.param == "torch":
-        monkeypatch.setattr(graph_module, "cpu_unavailable_reasons", lambda: ["not here"])
+        monkeypatch.setattr(graph_module, "library_of", lambda device: None)
     return request.param
 
 

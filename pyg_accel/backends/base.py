@@ -86,6 +86,15 @@ class Kernel:
     bind: Callable[..., Any] | None = None
     prefers_unfused: Callable[[OpSpec], bool] = lambda spec: False
 
+    def bound(
+        self, csr: CSR, before: tuple[Any, ...], operands: list[Tensor]
+    ) -> Callable[[CSR], Launch]:
+        """Return what launches ``run(csr, *before, operands)`` on graphs of a kind."""
+        if self.bind is not None:
+            launch: Callable[[CSR], Launch] = self.bind(csr, *before, operands)
+            return launch
+        return lambda csr: Launch(self.run, (csr, *before), listed=True)
+
 
 def table(
     runs: Mapping[str, Callable[..., Any]],

@@ -20,12 +20,7 @@ from torch_geometric.data.collate import _batch_and_ptr, _collate, get_incs
 from torch_geometric.data.storage import N_KEYS, BaseStorage, NodeStorage
 from torch_geometric.utils import cumsum
 
-from pyg_accel.native import (
-    cpu_library,
-    cpu_unavailable_reasons,
-    cuda_library,
-    cuda_unavailable_reasons,
-)
+from pyg_accel.native import library_of
 
 __all__ = [
     "are_dense",
@@ -38,6 +33,7 @@ __all__ = [
 ]
 
 _STOCK_INC = (Data.__inc__, HeteroData.__inc__)
+_CPU = torch.device("cpu")
 _RECORDS = attrgetter("requires_grad")
 _STOCK_CAT_DIM = (Data.__cat_dim__, HeteroData.__cat_dim__)
 
@@ -114,10 +110,10 @@ def _joined(values: list[Tensor], dim: int | None, incs: Tensor | None) -> tuple
     Returns the result and where each part begins in it.
     """
     shared = get_worker_info() is not None  # where results lie in memory of their own
-    if not (shared or cpu_unavailable_reasons() or any(map(_RECORDS, values))):
-        found = cpu_library().join(values, dim, incs)
-        if found:
-            return found[0], found[1]
+    library = None if shared or any(map(_RECORDS, values)) else library_of(_CPU)
+    found = library and library.join(values, dim, incs)
+    if found:
+        return found[0], found[1]
     if dim is None or values[0].dim() == 0:
         values = [value.unsqueeze(0) for value in values]
     sizes = torch.tensor([value.size(dim or 0) for value in values])
@@ -249,10 +245,11 @@ def batch_of(slices: Any, device: torch.device | None) -> Any:
     """Return the batch vector of an attribute, and where each graph begins in it."""
     if not isinstance(slices, Tensor) or slices.dim() != 1:
         return _batch_and_ptr(slices, device)
-    if device is None and not cpu_unavailable_reasons():
-        return cpu_library().ptr2index(slices), slices.clone()
-    if device is not None and device.type == "cuda" and not cuda_unavailable_reasons():
-        return cuda_library().ptr2index(slices.cpu(), torch.empty(0, device=device))
+    library = library_of(device or _CPU)
+    if library is not None and device is None:
+        return library.ptr2index(slices), slices.clone()
+    if library is not None and device is not None and device.type == "cuda":
+        return library.ptr2index(slices.cpu(), torch.empty(0, device=device))
     total, slices = int(slices[-1]), slices.to(device)
     graph = torch.arange(slices.numel() - 1, device=device)
     return graph.repeat_interleave(slices.diff(), output_size=total), slices.clone()

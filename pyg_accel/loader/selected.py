@@ -14,12 +14,7 @@ from torch_geometric.data.storage import N_KEYS
 from torch_geometric.utils import cumsum
 
 from pyg_accel.loader.collate import are_dense, batch_of, empty, is_shifted, shared_like
-from pyg_accel.native import (
-    cpu_library,
-    cpu_unavailable_reasons,
-    cuda_library,
-    cuda_unavailable_reasons,
-)
+from pyg_accel.native import library_of
 
 __all__ = ["Selected", "counted_by"]
 
@@ -110,8 +105,11 @@ class _Parts:
     ) -> tuple[Tensor, Tensor]:
         """Return what the graphs have of a tensor, shifted, and where each begins in it."""
         shared = get_worker_info() is not None  # where results lie in memory of their own
-        take = None if shared or value.requires_grad else _library_of(value)
-        found = take and take(value, dim, where, self._index, shift)
+        library = None if shared or value.requires_grad else library_of(value.device)
+        found = None
+        if library is not None:
+            take = library.take_parts if value.is_cuda else library.take
+            found = take(value, dim, where, self._index, shift)
         if found:
             return found[0], found[1]
         part = self.of(where, value.device)
@@ -132,13 +130,6 @@ class _Parts:
                 return part
         self._known.append(_Part(begin, sizes, device))
         return self._known[-1]
-
-
-def _library_of(value: Tensor) -> Any:
-    """Return what takes parts of a tensor where it lies; None without a native library."""
-    if value.is_cuda:
-        return None if cuda_unavailable_reasons() else cuda_library().take_parts
-    return None if cpu_unavailable_reasons() else cpu_library().take
 
 
 def counted_by(dataset: InMemoryDataset) -> str:

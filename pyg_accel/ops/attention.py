@@ -255,14 +255,7 @@ def _launch(csr: CSR, score: str, value: str, operands: list[Tensor]) -> tuple[s
         spec = OpSpec.on("attention", csr, operands[0], *extent(score, value, shapes), score=score,
                          formula=value, shapes=shapes, sharing=kind.sharing)  # fmt: skip
         decision, formulas = decide(spec), (parse(score), parse(value))
-        kernel = decision.kernel
-        if kernel.bind is not None:
-            bound = kernel.bind(csr, *formulas, operands)
-        else:
-
-            def bound(csr: CSR) -> Launch:
-                return Launch(kernel.run, (csr, *formulas), listed=True)
-
+        bound = decision.kernel.bound(csr, formulas, operands)
         found = _bound[key] = decision.backend.name, bound
     return found[0], found[1](csr)
 

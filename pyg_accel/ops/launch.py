@@ -16,9 +16,15 @@ from pyg_accel.column_reuse import kind_of
 from pyg_accel.formula import parse
 from pyg_accel.graph import CSR
 
-__all__ = ["bind_gspmm", "run_gspmm"]
+__all__ = ["around", "bind_gspmm", "run_gspmm"]
 
 _bound: Bounded[tuple[Any, ...], tuple[str, Callable[[CSR], Launch]]] = Bounded(4096)
+
+
+def around(csr: CSR) -> tuple[Any, ...]:
+    """Return what the choice of a kernel depends on beside the kind of a graph and operands."""
+    rounded = csr.col.is_cuda and torch.get_float32_matmul_precision() != "highest"
+    return csr.eid is None, rounded, *situation()
 
 
 def bind_gspmm(
@@ -33,16 +39,15 @@ def bind_gspmm(
         operands: [rows, H | 1, F | 1], contiguous within a row; later ones have the same strides.
         want_arg: also return winners.
     """
-    kind = kind_of(csr)
-    rounded = csr.col.is_cuda and torch.get_float32_matmul_precision() != "highest"
+    kind, other = kind_of(csr), around(csr)
     facts = [(t.dtype, t.size(1), t.size(2), t.stride(0)) for t in operands]
-    key = (text, *reduces, want_arg, kind, csr.eid is None, rounded, situation(), *facts)
+    key = (text, *reduces, want_arg, kind, *other, *facts)
     found = _bound.get(key)
     if found is None:
         shapes, formula, each = shapes_of(operands), parse(text), list(reduces)
         like = next(t for t in operands if t.is_floating_point())
         spec = OpSpec.on("gspmm", csr, like, *widest(shapes), formula=text, reduces=tuple(reduces),
-                         shapes=shapes, sharing=kind.sharing, rounded=rounded)  # fmt: skip
+                         shapes=shapes, sharing=kind.sharing, rounded=other[1])  # fmt: skip
         decision = decide(spec)
         kernel = decision.kernel
         if kernel.bind is not None:

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from pyg_accel.backends.base import Launch
-from pyg_accel.backends.dispatch import situation
 from pyg_accel.backends.spec import Shapes
 from pyg_accel.cache import Bounded
 from pyg_accel.column_reuse import kind_of
@@ -26,7 +25,7 @@ from pyg_accel.ops.gspmm_backward import (
     mean_pass,
     plan_gradients,
 )
-from pyg_accel.ops.launch import bind_gspmm
+from pyg_accel.ops.launch import around, bind_gspmm
 from pyg_accel.ops.layout import contiguous_rows, find_layout
 from pyg_accel.ops.plan import Fold, Gradient, Plan, Result, computing, folding, reshaping
 from pyg_accel.ops.steps import SCATTER, Pass, fit
@@ -167,7 +166,7 @@ class _Reduction:
 
     def bound(self, csr: CSR, operands: Sequence[Tensor]) -> _Bound:
         """Return what runs calls like this one on graphs like this one."""
-        key = (*_situation(csr), *[(t.dtype, t.stride()) for t in operands])
+        key = (kind_of(csr), *around(csr), *[(t.dtype, t.stride()) for t in operands])
         found = self.forward.get(key)
         if found is None:
             pairs = [folding(t, *shape) for t, shape in zip(operands, self.shapes, strict=True)]
@@ -195,8 +194,7 @@ class _Reduction:
             assert turned is not None
             share, mean = mean_pass(csr, turned, like.dtype)
         key = (
-            mean, *_situation(csr, counts=turned is None),
-            *(() if turned is None else _situation(turned)),
+            mean, kind_of(csr, counts=turned is None), turned and kind_of(turned), *around(csr),
             *[None if t is None else (t.dtype, t.stride()) for t in tensors],
         )  # fmt: skip
         found = self.backward.get(key)
@@ -317,13 +315,6 @@ class _Reduction:
                           self.needs, self.shapes)  # fmt: skip
         return [None if g is None else g.reshape(g.size(0), *trailing)
                 for g, trailing in zip(found, self.trailings, strict=True)]  # fmt: skip
-
-
-def _situation(csr: CSR, *, counts: bool = True) -> tuple[Any, ...]:
-    """What of a graph, and around a call, the choice of a kernel depends on."""
-    kind = kind_of(csr, counts=counts)
-    rounded = csr.col.is_cuda and torch.get_float32_matmul_precision() != "highest"
-    return (kind, csr.eid is None, rounded, *situation())
 
 
 def _flat(t: Tensor) -> Tensor:

@@ -124,13 +124,8 @@ class Pass(NamedTuple):
             return name, lambda _: launch  # of as many rows
         if len(self.formulas) > 1:
             decision, formulas = _decide_several(csr, given, self.formulas, self.reduces)
-            kernel, reduces = decision.kernel, list(self.reduces)
-            if kernel.bind is not None:
-                return decision.backend.name, kernel.bind(csr, formulas, reduces, given)
-            run = kernel.run
-            return decision.backend.name, lambda csr: Launch(
-                run, (csr, formulas, reduces), listed=True
-            )
+            before = formulas, list(self.reduces)
+            return decision.backend.name, decision.kernel.bound(csr, before, given)
         if self.numbered:
             return bind_gspmm(csr, self.formulas[0], self.reduces, given, want_arg=False)
         csr = csr._replace(eid=None)

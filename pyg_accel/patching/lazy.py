@@ -12,7 +12,7 @@ The call that a lazy tensor belongs to is a :class:`Tracer`. Its subclass
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from types import ModuleType
 from typing import Any, ClassVar
 
@@ -261,11 +261,7 @@ class Tracer(Watch):
         """
         if not self.copies or type(tensor) not in (Tensor, Parameter):
             return tensor
-        key = id(tensor), _version(tensor)
-        known = self._copies.get(key)
-        if known is None:  # the tensor is held, so that no other one has its identity
-            known = self._copies[key] = tensor, copied(tensor)
-        return known[1]
+        return self._copy(tensor, copied)
 
     def own(self, tensor: Tensor) -> Tensor:
         """Return features that the layer's caller cannot change before their gradient is made.
@@ -275,10 +271,15 @@ class Tracer(Watch):
         given = arguments.tensors if self.records_gradients else ()
         if not any(tensor is t or tensor._base is t for t in given):
             return tensor
+        return self._copy(tensor, partial(self.apply, torch.clone))
+
+    def _copy(self, tensor: Tensor, copy: Callable[[Tensor], Tensor]) -> Tensor:
+        """Copy features, once as they are."""
         key = id(tensor), _version(tensor)
-        if key not in self._copies:
-            self._copies[key] = tensor, self.apply(torch.clone, tensor)
-        return self._copies[key][1]
+        known = self._copies.get(key)
+        if known is None:  # the tensor is held, so that no other one has its identity
+            known = self._copies[key] = tensor, copy(tensor)
+        return known[1]
 
     def leaf(
         self,

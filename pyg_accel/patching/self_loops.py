@@ -9,12 +9,7 @@ from torch import Tensor
 from torch_geometric.utils.num_nodes import maybe_num_nodes
 
 from pyg_accel.machine import is_captured
-from pyg_accel.native import (
-    cpu_library,
-    cpu_unavailable_reasons,
-    cuda_library,
-    cuda_unavailable_reasons,
-)
+from pyg_accel.native import library_of
 
 __all__ = ["native"]
 
@@ -44,12 +39,9 @@ def _library(edge_index: Any) -> Any:
         return None
     if edge_index.dim() != 2 or edge_index.size(0) != 2 or edge_index.layout != torch.strided:
         return None
-    if edge_index.device.type == "cpu":
-        return None if cpu_unavailable_reasons() else cpu_library()
-    if edge_index.device.type != "cuda" or cuda_unavailable_reasons():
-        return None
-    # The host waits for the number of edges that stay, which a capture does not allow.
-    return None if is_captured(edge_index) else cuda_library()
+    if edge_index.is_cuda and is_captured(edge_index):
+        return None  # the host waits for the number of edges that stay
+    return library_of(edge_index.device)
 
 
 def _remove_self_loops(edge_index: Any, edge_attr: Any = None) -> Any:

@@ -479,7 +479,7 @@ def test_tensors_of_all_kinds_are_joined(name, library, monkeypatch):
     theirs = parts(Batch.from_data_list(items))
     if not library:
         for module in (collate, selected):
-            monkeypatch.setattr(module, "cpu_unavailable_reasons", lambda: ["none"])
+            monkeypatch.setattr(module, "library_of", lambda device: None)
     with pyg_accel.patched():
         batch = Batch.from_data_list(items)
     assert_same(parts(batch), theirs)
@@ -495,7 +495,7 @@ def test_batches_do_not_depend_on_the_library(name, monkeypatch):
     items = [CASES[name]() for _ in range(5)]
     with pyg_accel.patched():
         with_it = parts(Batch.from_data_list(items, follow_batch=["x"]))
-        monkeypatch.setattr(collate, "cpu_unavailable_reasons", lambda: ["none"])
+        monkeypatch.setattr(collate, "library_of", lambda device: None)
         assert_same(with_it, parts(Batch.from_data_list(items, follow_batch=["x"])))
 
 
