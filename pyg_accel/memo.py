@@ -162,6 +162,7 @@ class Running(threading.local):
 
 
 running = Running()
+_call = for_autograd(running.call)
 
 
 def remembered(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -190,7 +191,7 @@ def remembered(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if type(result) is tuple:
             result = tuple([tensors[r.position] if type(r) is _Argument else r for r in result])
         return _borrow(result, entry.tensors)
-    result, shared = for_autograd(running.call)(function, args, kwargs), list[Tensor]()
+    result, shared = _call(function, args, kwargs), list[Tensor]()
     argument_memory = {memory_of(t) for t in (*tensors, *owners)}
     exact = [t for t in owners if t.dtype in EXACT]
     if 0 < len(exact) < len(owners):

@@ -101,8 +101,8 @@ def library_of(device: torch.device) -> Any:
     """Return the library whose operators take tensors of a device; None if there is none."""
     if device.type == "cpu":
         return None if _load_cpu() else cpu_library()
-    if device.type == "cuda" and not cuda_unavailable_reasons():
-        return torch.ops.pyg_accel_cuda
+    if device.type == "cuda":
+        return None if _load_cuda() else torch.ops.pyg_accel_cuda
     return None
 
 

@@ -120,10 +120,11 @@ def fast_backend_reasons(device: str) -> list[str]:
     return [f"{name}: {'; '.join(why)}" for name, why in decision.rejected.items()]
 
 
-def is_fast(spec: OpSpec) -> bool:
+def is_fast(spec: OpSpec, *, recorded: bool = False) -> bool:
     """Return whether the named backend, or any except the reference, runs a call.
 
-    Also False if that backend is faster with the parts of the operator.
+    Also False if that backend is faster with the parts of the operator, unless a gradient is
+    recorded: that of the parts takes longer.
     """
     try:
         decision = decide(spec)
@@ -132,7 +133,7 @@ def is_fast(spec: OpSpec) -> bool:
     name, named = decision.backend.name, asked_for()
     if name == "reference" if named == "auto" else name != named:
         return False
-    return not decision.kernel.prefers_unfused(spec)
+    return recorded or not decision.kernel.prefers_unfused(spec)
 
 
 def choose(spec: OpSpec) -> Decision:

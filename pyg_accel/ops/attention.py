@@ -32,7 +32,7 @@ from pyg_accel.ops.attention_backward import (
     is_backward_fast,
     setup_context,
 )
-from pyg_accel.ops.attention_unfused import extent, unfused, unfused_launch
+from pyg_accel.ops.attention_unfused import bind_unfused, extent, unfused
 from pyg_accel.ops.gspmm import check_operands
 from pyg_accel.ops.layout import contiguous_rows
 from pyg_accel.ops.operator import call, define
@@ -114,7 +114,10 @@ def _is_fused(
     """Whether backends run calls, and their gradients, as one operator."""
     sized = OpSpec.of_any_size("attention", device, dtype, *extent(score, value, shapes),
                                score=score, formula=value, shapes=shapes)  # fmt: skip
-    return is_fast(sized) and not (any(needs) and not is_backward_fast(sized, needs))
+    recorded = any(needs)
+    return is_fast(sized, recorded=recorded) and not (
+        recorded and not is_backward_fast(sized, needs)
+    )
 
 
 def _make_plan(
@@ -139,18 +142,17 @@ def _make_plan(
     csr = graph.csr(edge_order=edge_order)
     shape = (graph.num_rows, *extent(score, value, shapes_of(folded)))
     facts = (graph.device.type, folded[0].dtype, score, value, sizes, needs)
-    if _cached_is_fused(situation(), *facts):
-        name, launch = _launch(csr, score, value, list(folded))
-        if not any(needs):
-            return Plan(computing(launch, folds, (shape,)), {name: None})
-        rule = _Rule(score, value, edge_order, needs, sizes, tuple(t.shape for t in operands))
-        keeps = tuple(range(len(operands) + 2))
-        compute = computing(launch, folds, (shape,))
-        saves = tuple([i for i in keeps if sides.get(i, "e") != "e"])
-        return Plan(compute, {name: None}, rule=rule, keeps=keeps, saves=saves, repeats=True)
-    if not any(needs):
-        names, launch = unfused_launch(graph, score, value, list(folded), edge_order=edge_order)
-        return Plan(computing(launch, folds, (shape,)), names)
+    fused = _cached_is_fused(situation(), *facts)
+    if fused or not any(needs):
+        names, launch = _launch(csr, score, value, list(folded), fused=fused)
+        plan = Plan(computing(launch, folds, (shape,)), names)
+        if any(needs):
+            plan.rule = _Rule(
+                score, value, edge_order, needs, sizes, tuple(t.shape for t in operands)
+            )
+            plan.keeps, plan.repeats = tuple(range(len(operands) + 2)), True
+            plan.saves = tuple([i for i in plan.keeps if sides.get(i, "e") != "e"])
+        return plan
     whole = weakref.ref(graph)  # which has the plan
 
     def parts(*given: Tensor) -> list[Tensor]:
@@ -241,28 +243,32 @@ def _folded(operand: Tensor) -> Tensor:
     return operand
 
 
-_bound: Bounded[tuple[Any, ...], tuple[str, Callable[[CSR], Launch]]] = Bounded(4096)
+_bound: Bounded[tuple[Any, ...], tuple[dict[str, None], Callable[[CSR], Launch]]] = Bounded(4096)
 
 
-def _launch(csr: CSR, score: str, value: str, operands: list[Tensor]) -> tuple[str, Launch]:
-    """Return the backend of calls like this one, and its launch on a graph."""
+def _launch(
+    csr: CSR, score: str, value: str, operands: list[Tensor], *, fused: bool = True
+) -> tuple[dict[str, None], Launch]:
+    """Return the backends of calls like this one, and its launch on a graph."""
     kind = kind_of(csr)
     facts = [(t.dtype, *t.shape[1:], t.stride(0)) for t in operands]
-    key = (score, value, kind, csr.eid is None, situation(), *facts)
+    key = (score, value, fused, kind, csr.eid is None, situation(), *facts)
     found = _bound.get(key)
-    if found is None:
+    if found is None and not fused:
+        found = _bound[key] = bind_unfused(csr, score, value, operands)
+    elif found is None:
         shapes = shapes_of(operands)
         spec = OpSpec.on("attention", csr, operands[0], *extent(score, value, shapes), score=score,
                          formula=value, shapes=shapes, sharing=kind.sharing)  # fmt: skip
         decision, formulas = decide(spec), (parse(score), parse(value))
         bound = decision.kernel.bound(csr, formulas, operands)
-        found = _bound[key] = decision.backend.name, bound
+        found = _bound[key] = {decision.backend.name: None}, bound
     return found[0], found[1](csr)
 
 
 def _attention(*args: Any) -> list[Tensor]:
     csr, (operands, score, value) = csr_and_rest(args)
-    name, launch = _launch(csr, score, value, operands)
+    (name, *_), launch = _launch(csr, score, value, operands)
     note_choice(name)
     run = launch.bound()
     outs: list[Tensor] = run(operands) if launch.listed else run(*operands)

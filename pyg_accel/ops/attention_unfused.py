@@ -18,14 +18,14 @@ from pyg_accel.formula import (
     parse,
     shape_of,
 )
-from pyg_accel.graph import Graph
+from pyg_accel.graph import CSR, Graph
 from pyg_accel.ops.gspmm import gspmm
 from pyg_accel.ops.launch import bind_gspmm
 from pyg_accel.ops.messages import message_calls
 from pyg_accel.ops.softmax import edge_softmax, softmax_of
 from pyg_accel.ops.steps import renumber
 
-__all__ = ["extent", "unfused", "unfused_launch"]
+__all__ = ["bind_unfused", "extent", "unfused"]
 
 
 class _Part(NamedTuple):
@@ -70,41 +70,57 @@ def unfused(
     return tensors[-1].expand(-1, heads, width)
 
 
-def unfused_launch(
-    graph: Graph, score: str, value: str, operands: list[Tensor], *, edge_order: bool
-) -> tuple[dict[str, None], Launch]:
-    """Return the backends of the parts, and their launches as one that has no gradient."""
+def bind_unfused(
+    csr: CSR, score: str, value: str, operands: list[Tensor]
+) -> tuple[dict[str, None], Callable[[CSR], Launch]]:
+    """Return the backends of the parts, and what launches all on graphs of a kind.
+
+    Args:
+        csr: a graph of that kind.
+        score: formula of the scores.
+        value: of the values.
+        operands: [rows, H, F], like those of every call.
+    """
     heads, width = extent(score, value, shapes_of(operands))
-    csr, tensors = graph.csr(edge_order=edge_order), list(operands)
-    backends: dict[str, None] = {}
-    launches: list[tuple[Callable[..., Any], bool, tuple[int, ...]]] = []
+    tensors, backends = list(operands), dict[str, None]()
+    parts: list[tuple[Callable[[CSR], Launch], tuple[int, ...]]] = []
     for text, used, reduce in _parts(score, value, len(tensors)):
         given = [tensors[i] for i in used]
+        bound: Callable[[CSR], Launch]
         if text is None:
             name, softmax = softmax_of(csr, given[0].squeeze(-1))
-            launch = Launch(lambda t, softmax=softmax: softmax(csr, t.squeeze(-1), None))
+            bound = partial(_softmax_launch, softmax)
         else:
             name, bound = bind_gspmm(csr, text, (reduce,), given, want_arg=False)
-            launch = bound(csr)
-        launches.append((launch.bound(), launch.listed, used))
+        parts.append((bound, used))
         backends[name] = None
         # Launches depend on shapes alone: nothing runs before the call itself.
-        rows = graph.num_edges if reduce == "none" else graph.num_rows
+        rows = csr.col.numel() if reduce == "none" else csr.num_rows
         sizes = dict(enumerate(shapes_of(given)))
         size = shape_of(parse(text), sizes) if text is not None else (given[0].size(1), 1)
         tensors.append(given[0].new_empty(rows, *size))
 
-    def run(*given: Tensor) -> Tensor:
-        tensors = list(given)
-        for function, listed, used in launches:
-            read: Any = map(tensors.__getitem__, used)
-            outs = function([*read]) if listed else function(*read)
-            out = outs if type(outs) is Tensor else outs[0]
-            tensors.append(out if out.dim() == 3 else out.unsqueeze(-1))
-        out = tensors[-1]
-        return out if out.shape[1:] == (heads, width) else out.expand(-1, heads, width)
+    def on(csr: CSR) -> Launch:
+        launches = [(bound(csr), used) for bound, used in parts]
+        functions = [(launch.bound(), launch.listed, used) for launch, used in launches]
 
-    return backends, Launch(run)
+        def run(*given: Tensor) -> Tensor:
+            tensors = list(given)
+            for function, listed, used in functions:
+                read: Any = map(tensors.__getitem__, used)
+                outs = function([*read]) if listed else function(*read)
+                out = outs if type(outs) is Tensor else outs[0]
+                tensors.append(out if out.dim() == 3 else out.unsqueeze(-1))
+            out = tensors[-1]
+            return out if out.shape[1:] == (heads, width) else out.expand(-1, heads, width)
+
+        return Launch(run)
+
+    return backends, on
+
+
+def _softmax_launch(softmax: Callable[..., Tensor], csr: CSR) -> Launch:
+    return Launch(lambda t: softmax(csr, t.squeeze(-1), None))
 
 
 def extent(score: str, value: str, shapes: Shapes) -> tuple[int, int]:

@@ -311,7 +311,7 @@ def mean_share(rowptr: Tensor, turned: CSR, dtype: torch.dtype) -> tuple[Tensor,
 
 def _share(rowptr: Tensor, dtype: torch.dtype) -> Tensor:
     wide = dtype if dtype.itemsize >= 4 else torch.float32  # half cannot count a hub's edges
-    return (rowptr[1:] - rowptr[:-1]).clamp_(min=1).to(wide).reciprocal_().to(dtype)
+    return rowptr.diff().clamp_(min=1).to(wide).reciprocal_().to(dtype)
 
 
 def _prod_coefficients(

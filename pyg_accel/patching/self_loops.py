@@ -1,4 +1,4 @@
-"""PyG's functions on self-loops by one native call each, in place of up to twenty operators."""
+"""PyG's functions on self-loops by a few calls each, in place of up to twenty operators."""
 
 from collections.abc import Callable
 from functools import lru_cache, wraps
@@ -31,15 +31,17 @@ def native(function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+def _is_plain(edge_index: Any) -> bool:
+    if _functions() or _operators():
+        return False  # a mode is to see PyG's operators
+    if type(edge_index) is not Tensor or edge_index.dtype != torch.int64:
+        return False
+    return edge_index.dim() == 2 and edge_index.size(0) == 2 and edge_index.layout == torch.strided
+
+
 def _library(edge_index: Any) -> Any:
     """The library for an edge_index; None if PyG's operators have to do."""
-    if _functions() or _operators():
-        return None  # a mode is to see PyG's operators
-    if type(edge_index) is not Tensor or edge_index.dtype != torch.int64:
-        return None
-    if edge_index.dim() != 2 or edge_index.size(0) != 2 or edge_index.layout != torch.strided:
-        return None
-    if edge_index.is_cuda and is_captured(edge_index):
+    if not _is_plain(edge_index) or (edge_index.is_cuda and is_captured(edge_index)):
         return None  # the host waits for the number of edges that stay
     return library_of(edge_index.device)
 
@@ -47,6 +49,15 @@ def _library(edge_index: Any) -> Any:
 def _remove_self_loops(edge_index: Any, edge_attr: Any = None) -> Any:
     library = _library(edge_index) if edge_attr is None else None
     return None if library is None else (library.remove_self_loops(edge_index), None)
+
+
+def _add_self_loops(
+    edge_index: Any, edge_attr: Any = None, fill_value: Any = None, num_nodes: Any = None
+) -> Any:
+    if edge_attr is not None or isinstance(num_nodes, (tuple, list)) or not _is_plain(edge_index):
+        return None
+    nodes = torch.arange(maybe_num_nodes(edge_index, num_nodes), device=edge_index.device)
+    return torch.cat([edge_index, nodes.expand(2, -1)], dim=1), None
 
 
 def _gcn_norm(
@@ -75,6 +86,7 @@ def _gcn_norm(
 
 
 _NATIVE: dict[str, Callable[..., Any]] = {
+    "add_self_loops": _add_self_loops,
     "remove_self_loops": _remove_self_loops,
     "gcn_norm": _gcn_norm,
 }

@@ -13,6 +13,7 @@ import types
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from enum import Enum
+from gc import get_referents
 from operator import attrgetter, is_, itemgetter
 from typing import Any
 
@@ -35,7 +36,7 @@ _BUILTINS = (
     types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType,
     types.MethodWrapperType, types.ClassMethodDescriptorType, types.GetSetDescriptorType,
 )  # fmt: skip
-_Getter = Callable[[Mapping[Any, Any]], tuple[Any, ...]]
+_Getter = Callable[[Any], tuple[Any, ...]]
 _OF_MODULES = frozenset(vars(Module())) - {"training", "_parameters", "_buffers", "_modules"}
 _CALLED = frozenset(("forward", "__call__"))  # methods of modules that torch calls
 _DEPTH = 6  # of nested containers
@@ -114,8 +115,7 @@ class Guard:
             tuple(self._sizes.values()),
             tuple(entry for entry in self._absent.values() if entry[1]),
             functions,
-            [f.__code__ for f in functions],
-            [f.__defaults__ for f in functions],
+            *_parts_of(functions),
             [c for c, _ in cells],
             [value for _, value in cells],
         )
@@ -124,8 +124,8 @@ class Guard:
 
     def holds(self) -> bool:
         """Return whether nothing has changed."""
-        (dicts, empty, filled, groups, sizes, absent, functions, codes, defaults, cells,
-         contents) = self._settled  # fmt: skip
+        (dicts, empty, filled, groups, sizes, absent, functions, count_of_parts, get_parts, parts,
+         cells, contents) = self._settled  # fmt: skip
         if any(empty) or _has_any_global_hook():
             return False
         for container, count, items in filled:
@@ -148,9 +148,8 @@ class Guard:
                 return False
         except (KeyError, ValueError):  # a name or the content of a cell was deleted
             return False
-        return all(map(is_, map(_code_of, functions), codes)) and all(
-            map(is_, map(_defaults_of, functions), defaults)
-        )
+        now = get_referents(*functions)
+        return len(now) == count_of_parts and all(map(is_, get_parts(now), parts))
 
     def compares(self, container: Any) -> bool:
         """Return whether a container is one of the compared values."""
@@ -331,13 +330,33 @@ class Guard:
                 self._add_value(name, part)
 
 
-_code_of, _defaults_of = attrgetter("__code__"), attrgetter("__defaults__")
 _contents_of = attrgetter("cell_contents")
 
 
 def _getter(names: tuple[Any, ...]) -> _Getter:
     """Return a function that returns the values of these names in a dictionary."""
     return itemgetter(*names, *names[:1]) if names else lambda mapping: ()
+
+
+def _parts_of(
+    functions: list[types.FunctionType],
+) -> tuple[int, _Getter, tuple[Any, ...]]:
+    """Return how many objects functions refer to, what picks code and defaults, and these.
+
+    Their attributes are not read: each time Python would call the audit hooks of the process, and
+    filelock, which torch imports, has one.
+    """
+    found = get_referents(*functions)
+    parts = [
+        p
+        for f in functions
+        for p in (f.__code__, f.__defaults__, f.__kwdefaults__)
+        if p is not None
+    ]
+    wanted = {id(part) for part in parts}
+    places = tuple([place for place, part in enumerate(found) if id(part) in wanted])
+    get = _getter(places)
+    return len(found), get, get(found)
 
 
 def _counts(name: str, value: Any, ran: Collection[types.CodeType]) -> bool:

@@ -10,7 +10,7 @@ from torch.utils._device import DeviceContext
 from torch_geometric import EdgeIndex
 from torch_geometric.nn import GCNConv
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
-from torch_geometric.utils import remove_self_loops
+from torch_geometric.utils import add_self_loops, remove_self_loops
 
 import pyg_accel
 from pyg_accel.native import cpu_library, cpu_unavailable_reasons
@@ -42,6 +42,17 @@ def library(request: pytest.FixtureRequest) -> Any:
 @pytest.mark.parametrize("edges", EDGES.values(), ids=EDGES)
 def test_edges_without_loops_are_those_of_pyg(library, edges):
     assert torch.equal(library.remove_self_loops(edges), remove_self_loops(edges)[0])
+
+
+@pytest.mark.parametrize("weight", [None, "ones"])
+@pytest.mark.parametrize("num_nodes", [None, 50, (60, 50)], ids=str)
+@pytest.mark.parametrize("edges", EDGES.values(), ids=EDGES)
+def test_edges_with_loops_are_those_of_pyg(edges, num_nodes, weight):
+    weight = None if weight is None else torch.ones(edges.size(1))
+    found = self_loops.native(add_self_loops)(edges, weight, num_nodes=num_nodes)
+    right = add_self_loops(edges, weight, num_nodes=num_nodes)
+    assert torch.equal(found[0], right[0])
+    assert (found[1] is None) if weight is None else torch.equal(found[1], right[1])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
