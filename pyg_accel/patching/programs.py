@@ -340,7 +340,7 @@ def attempt(
 def _sizes_of(layer: Module, program: LayerProgram, leaves: list[Tensor], seen: _Seen) -> Sizes:
     """Return from which size on a program is faster than PyG's own path."""
     place, name = next(i for i, leaf in enumerate(leaves) if is_graph(leaf)), type(layer).__name__
-    work, device = work_of(seen.formulas, program.derives), leaves[place].device.type
+    work, device = work_of(program.formulas.split("; "), program.derives), leaves[place].device.type
     gradient, any_size = torch.is_grad_enabled(), in_force() is not None  # as samples are of
 
     def limit(layers: int, new: bool = True) -> int:

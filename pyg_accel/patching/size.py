@@ -45,16 +45,19 @@ class Costs(NamedTuple):
 
 SHIPPED = {"cpu": Costs(12.0, 5.0, 6.0), "cuda": Costs(50.0, 750.0, 0.267)}
 # Functions of torch that cost the host as much as ...
-_CALL = 6  # one call of a program
+_CALL = 4  # one call of a program
 _DECLINED = 1  # one call that is found to be too small
-_GENERATED = 6  # a kernel on a GPU that is generated for a formula, and that of its gradient
-_DERIVED = 10  # gcn_norm, or another function of a graph that a program runs once a graph
-_NATIVE = 3  # what such a function saves on a CPU where it runs on a new graph
-_GRAPH = 10  # the CSR form of a small graph, which is built and remembered
+_GENERATED = 3  # a kernel that is generated for a formula, and that of its gradient
+_GRAPH = 6  # the CSR form of a small graph, which is built and remembered
+_TRANSPOSE = 13  # its transpose, and what else the gradient needs of it
+_BOUND = 2  # the kernels of a layer, and those of its gradient, on a new graph
+_DERIVED = 4  # gcn_norm, or another function of a graph, that a program runs once a graph
 _TRACE = 60  # a call that is traced because it has no program
 HOOK = 12  # a call of a function that was replaced, without a program
-_SOFTMAX = 8  # those of PyG's softmax
-_MESSAGES = 2  # tensors of messages without attention
+# Functions of torch in PyG's softmax, in its normalisations of a graph, and where attention
+# normalises, in each function of self-loops.
+_SOFTMAX, _NORMALISATION, _LOOPS = 8, 12, 4
+_BACKWARD = 0.25  # what PyG's gradient costs the host more than ours, over the forward pass
 # What needs no generated kernel: features of sources, with a weight per edge or source.
 _PLAIN = re.compile(r"(\w+_j )?(u\d+|mul\([eu]\d+,[eu]\d+\))$")
 _REDUCES = {"sum": 2, "mean": 6, "max": 2, "min": 2}  # those of its reductions
@@ -71,9 +74,9 @@ class Work(NamedTuple):
     Attributes:
         functions: of torch that PyG runs for it.
         tensors: of messages that PyG writes, at least.
-        derived: functions of the graph, such as ``gcn_norm``, that are run once a graph.
+        derived: functions of the graph, such as ``gcn_norm``, that a program runs once a graph.
         overhead: functions that cost the host as much as what is done outside of a program.
-        generated: a kernel is generated for it on a GPU.
+        generated: a kernel is generated for its formula, or interprets it.
     """
 
     functions: int = 3
@@ -91,7 +94,7 @@ def work_of(formulas: Iterable[str], derived: int = 0, *, traced: bool = False) 
         derived: functions of the graph that are run once a graph.
         traced: it has no program.
     """
-    functions, tensors, blocks, generated = 0, 1.0, False, False
+    functions, tensors, blocks, generated, attention = 0, 1.0, False, False, False
     for text in formulas:
         generated |= not _PLAIN.match(text)
         reduce, message = text.partition("_j ")[::2]
@@ -105,6 +108,8 @@ def work_of(formulas: Iterable[str], derived: int = 0, *, traced: bool = False) 
         blocks |= "network(" in text or "outer(" in text
         if "outer(" in text or ("softmax_j" in text and re.search(r"\be\d", text)):
             tensors, blocks = _FEW, True
+        attention |= "softmax_j" in text
+    functions += derived * (_LOOPS if attention else _NORMALISATION)
     return Work(functions, tensors, derived, _TRACE if traced or blocks else 0, generated)
 
 
@@ -114,11 +119,11 @@ def _fewest(
 ) -> int:
     passes = 2 if gradient else 1
     functions: float = _CALL - _DECLINED + _GENERATED * work.generated * passes
-    functions += work.overhead - work.functions
+    functions += work.overhead - work.functions * (1 + _BACKWARD * gradient)
     share = 1 / layers if layers else 0.0  # of what is done once a graph
-    # Functions of the graph are remembered, and launches of attention are bound, once a graph.
-    once = 1 + (work.derived > 0) + (work.tensors > _MESSAGES)
-    functions += passes * _GRAPH * once * share - _DERIVED * work.derived * (1 - share)
+    if layers:
+        functions += _BOUND * passes
+        functions += (_GRAPH + _TRANSPOSE * gradient + _DERIVED * work.derived) * share
     if functions <= 0:
         return 0
     saved = work.tensors * row_bytes / costs.gigabytes - costs.edge_ns * share  # nanoseconds
@@ -148,10 +153,6 @@ def fewest_edges(
         layers: that share a new graph.
     """
     found = None if settings.always else costs(device)
-    if device == "cpu" and work.generated:  # formulas are interpreted
-        work = work._replace(generated=False)
-    if device == "cpu" and new:  # and functions of the graph are native
-        work = work._replace(functions=work.functions + _NATIVE * work.derived, derived=0)
     layers = layers if new else 0
     return 0 if found is None else _fewest(found, work, row_bytes, layers, gradient, compiled)
 

@@ -14,13 +14,12 @@ import torch
 from torch import Tensor
 
 from pyg_accel.derived import find, keep
-from pyg_accel.ops.csr import graph_of, idle_rows_of
 from pyg_accel.record.about import WRITES
 from pyg_accel.record.dims import expect
 from pyg_accel.record.guard import Guard, NotComparable
 from pyg_accel.record.recorder import Recorder
 from pyg_accel.record.signature import Signature
-from pyg_accel.record.split import DERIVED, derives_anew, split
+from pyg_accel.record.split import DERIVED, STORED, derives_anew, split
 
 __all__ = ["LayerProgram", "record"]
 
@@ -142,7 +141,7 @@ def _sizes_of(positions: tuple[tuple[int, int], ...]) -> Callable[..., tuple[int
 
 def _remembers(node: torch.fx.Node) -> bool:
     """Whether a node is a function of a graph that PyG runs in each call."""
-    return DERIVED in node.meta and node.target not in (graph_of, idle_rows_of)
+    return DERIVED in node.meta and node.target not in STORED
 
 
 def _is_size(node: torch.fx.Node) -> bool:

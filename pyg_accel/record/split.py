@@ -9,9 +9,12 @@ from typing import NamedTuple
 
 from torch import fx
 
-__all__ = ["DERIVED", "Parts", "derives_anew", "split"]
+from pyg_accel.ops.csr import graph_of, idle_rows_of
+
+__all__ = ["DERIVED", "STORED", "Parts", "derives_anew", "split"]
 
 DERIVED = "derived"  # key of the metadata of nodes
+STORED = (graph_of, idle_rows_of)  # functions that store what they return
 
 
 class Parts(NamedTuple):
@@ -39,16 +42,16 @@ def derives_anew(graph: fx.Graph) -> bool:
 
 
 def split(graph: fx.Graph) -> Parts | None:
-    """Return the parts of a graph; None if it derives nothing."""
+    """Return the parts of a graph; None if it derives nothing that is not stored elsewhere."""
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
     positions = {node: position for position, node in enumerate(inputs)}
     inside = _derived(graph)
     candidates = [n for n in inside if n.target is not operator.getitem and _is_value(n)]
     candidates += [n for n in inside if n.target is operator.getitem]
     results = [n for n in candidates if any(user not in inside for user in n.users)]
-    if not results:
-        return None
     needed = _ancestors(results)
+    if all(node.target in STORED for node in needed if DERIVED in node.meta):
+        return None
     owners, sizes = dict[int, None](), dict[tuple[int, int], None]()
     constants = [str(node.target) for node in needed if node.op == "get_attr"]
     for node in needed:

@@ -109,7 +109,7 @@ def test_new_graphs_of_narrow_features_are_taken_on_a_cpu():
         for gradient in (False, True):
             work, how = work_of([formula]), {"new": True, "gradient": gradient}
             assert 4_000 < fewest_edges("cpu", work, 64, **how) < 30_000
-            assert fewest_edges("cpu", work, 16, **how) > 300_000
+            assert fewest_edges("cpu", work, 16, **how) > 200_000
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -120,11 +120,11 @@ def test_what_is_done_once_a_graph_is_shared_by_layers(device):
     ]
     assert limits == sorted(limits, reverse=True)
     known = fewest_edges(device, work_of(["sum_j u0"]), 256, new=False, gradient=True)
-    assert known < limits[-1] < 1.1 * known
+    assert known < limits[-1] < limits[0]  # each layer binds its kernels
 
 
 def test_layers_that_were_recorded_on_a_graph_share_new_ones():
-    layers = [SAGEConv(128, 128) for _ in range(3)]
+    layers = [SAGEConv(128, 128) for _ in range(2)]
     x, edges = torch.randn(20, 128), graph()
     settings.always = False
     with pyg_accel.patched(), torch.no_grad():
@@ -159,7 +159,7 @@ def test_a_new_graph_stays_with_pyg_and_is_accelerated_when_it_comes_again(name,
     numbers(NEW)
     layer = {"SAGE": SAGEConv, "GCN": GCNConv}[name](F, F).double()
     x, right = torch.randn(20, F, dtype=torch.float64), []
-    with pyg_accel.patched(), torch.no_grad():
+    with pyg_accel.patched():
         for _ in range(2):  # recorded
             layer(x, graph())
         edges = graph()
@@ -202,9 +202,10 @@ def test_of_a_new_graph_that_is_left_to_pyg_nothing_is_remembered(numbers):
         return sum(isinstance(value, _Remembered) for value in derived.values())
 
     layer, x = GCNConv(F, F), torch.randn(20, F)
-    with pyg_accel.patched(), torch.no_grad():
+    with pyg_accel.patched():
         for _ in range(2):
             layer(x, graph())
+        assert outcomes(layer, (x, graph()))[0].startswith("small: a new graph")
         kept = stored()
         for _ in range(5):
             layer(x, graph())
@@ -213,12 +214,13 @@ def test_of_a_new_graph_that_is_left_to_pyg_nothing_is_remembered(numbers):
 
 def test_always_ignores_sizes(numbers):
     numbers(DEAR)
-    layer, args = GINConv(torch.nn.Linear(F, 3)), (torch.randn(20, F), graph())
+    layer = GINEConv(torch.nn.Linear(F, 3))
+    args = torch.randn(20, F), graph(), torch.randn(E, F)
     with pyg_accel.patched():
         layer(*args)
         assert outcomes(layer, args)[0].startswith("small: fewer than")
         settings.always = True
-        assert outcomes(layer, args, args) == ["sum_j u0"] * 2
+        assert outcomes(layer, args, args) == ["sum_j relu(add(e0,u1))"] * 2
 
 
 class Pool(GCNConv):
