@@ -220,7 +220,7 @@ def test_always_ignores_sizes(numbers):
         layer(*args)
         assert outcomes(layer, args)[0].startswith("small: fewer than")
         settings.always = True
-        assert outcomes(layer, args, args) == ["sum_j relu(add(e0,u1))"] * 2
+        assert outcomes(layer, args, args) == ["sum_j relu(add(u0,e1))"] * 2
 
 
 class Pool(GCNConv):
