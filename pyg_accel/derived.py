@@ -125,10 +125,10 @@ class Seen:
         if parts.get(part) == version:
             return False
         parts[part] = version
-        record = _records.get(weak, {})
+        record = _records.get(weak)
         # Not its items: pairs are new objects, so garbage may be collected while they are made, and
         # owners that die then take their entries out.
-        return not any(
+        return record is None or not any(
             place[1:3] == part and (entry := record.get(place)) and entry[0][0] == version
             for place in list(record)
         )
