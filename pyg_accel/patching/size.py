@@ -51,7 +51,7 @@ _GENERATED = 3  # a kernel that is generated for a formula, and that of its grad
 _GRAPH = 6  # the CSR form of a small graph, which is built and remembered
 _TRANSPOSE = 13  # its transpose, and what else the gradient needs of it
 _BOUND = 2  # the kernels of a layer, and those of its gradient, on a new graph
-_DERIVED = 4  # gcn_norm, or another function of a graph, that a program runs once a graph
+_DERIVED = 6  # gcn_norm, or another function of a graph, that a program runs once a graph
 _TRACE = 60  # a call that is traced because it has no program
 HOOK = 12  # a call of a function that was replaced, without a program
 # Functions of torch in PyG's softmax, in its normalisations of a graph, and where attention
