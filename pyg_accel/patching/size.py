@@ -47,7 +47,8 @@ SHIPPED = {"cpu": Costs(12.0, 5.0, 6.0), "cuda": Costs(50.0, 750.0, 0.267)}
 # Functions of torch that cost the host as much as ...
 _CALL = 4  # one call of a program
 _DECLINED = 1  # one call that is found to be too small
-_GENERATED = 3  # a kernel that is generated for a formula, and that of its gradient
+_GENERATED = 3  # a kernel that is generated for a formula, or interprets it
+_GRADIENT = 9  # those of its gradient
 _GRAPH = 6  # the CSR form of a small graph, which is built and remembered
 _TRANSPOSE = 13  # its transpose, and what else the gradient needs of it
 _BOUND = 2  # the kernels of a layer, and those of its gradient, on a new graph
@@ -118,7 +119,7 @@ def _fewest(
     costs: Costs, work: Work, row_bytes: int, layers: int, gradient: bool, compiled: bool
 ) -> int:
     passes = 2 if gradient else 1
-    functions: float = _CALL - _DECLINED + _GENERATED * work.generated * passes
+    functions: float = _CALL - _DECLINED + (_GENERATED + _GRADIENT * gradient) * work.generated
     functions += work.overhead - work.functions * (1 + _BACKWARD * gradient)
     share = 1 / layers if layers else 0.0  # of what is done once a graph
     if layers:
