@@ -106,6 +106,16 @@ class NeighborSampler {
 
   const char* fault() const { return fault_.load(); }
 
+  // Forgets the edges, and lets the next hop begin at all nodes.
+  void restart() {
+    for (NodeType<I>& type : types)
+      type.begin = 0;
+    for (Relation<I>& r : relations) {
+      r.size = 0;
+      r.grow(0);
+    }
+  }
+
   // Samples the neighbours of the last hop's nodes along one relation; returns how many edges.
   int64_t hop(Relation<I>& r, int64_t ell) {
     NodeType<I>& targets = types[r.target];
@@ -159,35 +169,6 @@ class NeighborSampler {
       return 0;
     number(r, row, col, offsets[count]);
     return offsets[count];
-  }
-
-  // All edges between the sampled nodes.
-  void induce(Relation<I>& r) {
-    const NodeType<I>& targets = types[r.target];
-    const Positions<I>& sources = types[r.source].positions;
-    std::vector<I> row, col, edge;
-    for (int64_t i = 0; i < targets.positions.size(); ++i) {
-      const auto [begin, end] = range(r, i, -1);
-      for (int64_t e = begin; e < end; ++e) {
-        if (r.row[e] < 0 || r.row[e] >= types[r.source].num_nodes) {
-          fault_ = "expected 'edge_index' to hold ids of nodes that exist";
-          return;
-        }
-        if (const int64_t at = sources.find(r.row[e], targets.positions.batch(i)); at >= 0) {
-          row.push_back(static_cast<I>(at));
-          col.push_back(static_cast<I>(i));
-          edge.push_back(static_cast<I>(e));
-        }
-      }
-    }
-    r.size = 0;
-    r.grow(static_cast<int64_t>(row.size()));
-    auto copy = [](Tensor& to, const std::vector<I>& from) {
-      std::copy(from.begin(), from.end(), static_cast<I*>(to.mutable_data_ptr()));
-    };
-    copy(r.sampled_row, row);
-    copy(r.sampled_col, col);
-    copy(r.sampled_edge, edge);
   }
 
  private:
@@ -356,6 +337,8 @@ std::string run(NeighborSampler<I>& sampler,
   for (NodeType<I>& type : sampler.types)
     sizes.push_back(type.end);
   for (int64_t ell = 0; ell < hops; ++ell) {
+    if (induced && ell + 1 == hops)
+      sampler.restart();
     for (Relation<I>& r : sampler.relations)
       sizes.push_back(sampler.hop(r, ell));
     for (NodeType<I>& type : sampler.types) {
@@ -366,16 +349,15 @@ std::string run(NeighborSampler<I>& sampler,
     if (sampler.fault())
       return sampler.fault();
   }
-  if (induced)
-    for (Relation<I>& r : sampler.relations)
-      sampler.induce(r);
-  return sampler.fault() ? sampler.fault() : "";
+  return "";
 }
 
 // Relation r has the edges from nodes of type ends[2 r] to those of type ends[2 r + 1]. Empty
 // tensors mean that there are no times or weights. Returns row, col and edge of each relation, node
 // and batch of each type; the number of seeds of each type, and for every hop the number of edges
 // of each relation and of nodes of each type; and what is wrong with the graph, or nothing.
+//
+// The last hop of an `induced` subgraph begins at all nodes, and its edges are all that there are.
 std::tuple<std::vector<Tensor>, Tensor, std::string> neighbor_sample(
     const std::vector<Tensor>& colptr,
     const std::vector<Tensor>& row,

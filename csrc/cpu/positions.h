@@ -51,14 +51,6 @@ class Positions {
     return position;
   }
 
-  // Returns the position of a node, or -1.
-  int64_t find(I node, int64_t batch) const {
-    if (nodes_.empty())
-      return -1;
-    const Slot* slot = search(node, batch);
-    return slot->position == kFree ? -1 : static_cast<int64_t>(slot->position);
-  }
-
  private:
   static constexpr uint32_t kFree = ~uint32_t{0};
   static constexpr uint64_t kGolden = 0x9E3779B97F4A7C15u;

@@ -99,18 +99,25 @@ class NeighborSampler {
   Fault run(const std::vector<Tensor>& seeds, int64_t hops, bool induced) {
     begin(seeds);
     for (int64_t ell = 0;; ++ell) {
+      const bool restart = induced && ell + 1 == hops;
       for (NodeType& type : types)
-        type.begin = ell > 0 ? type.end : 0;
+        type.begin = ell == 0 || restart ? 0 : type.end;
+      if (restart)
+        for (Relation& r : relations) {
+          r.row = r.col = r.edge = std::nullopt;
+          r.size = 0;
+        }
       for (size_t i = 0; i < relations.size(); ++i)
         count(i, ell < hops ? relations[i].num_neighbors[ell] : 0);
       if (const Fault fault = fetch(); fault != Fault::kNone)
         return fault;
       for (size_t t = 0; t < types.size(); ++t) {
-        types[t].end = types[t].most = host_[number(t)];
-        sizes.push_back(types[t].end - types[t].begin);
+        const int64_t end = host_[number(t)];
+        sizes.push_back(ell > 0 ? end - types[t].end : end);
+        types[t].end = types[t].most = end;
       }
       if (ell == hops)
-        return induced ? induce() : Fault::kNone;
+        return Fault::kNone;
       if (const Fault fault = draw(); fault != Fault::kNone)
         return fault;
     }
@@ -266,30 +273,6 @@ class NeighborSampler {
       source.current ^= 1;
       hop.after = device_ + number(r.source);
       neighbor_draw_cuda(hop, scratch_of(like_), stream_);
-    }
-    return Fault::kNone;
-  }
-
-  // All edges between the sampled nodes.
-  Fault induce() {
-    for (size_t i = 0; i < relations.size(); ++i) {
-      Relation& r = relations[i];
-      types[r.target].begin = 0;
-      count(i, -1);
-      r.hop.sources = types[r.source].nodes;
-      r.size = 0;
-      if (r.hop.count == 0)
-        continue;
-      neighbor_induce_count_cuda(r.hop, scratch_of(like_), stream_);
-      copy(device_ + total(i), r.hop.offset + r.hop.count, sizeof(int64_t),
-           cudaMemcpyDeviceToDevice);
-    }
-    if (const Fault fault = fetch(); fault != Fault::kNone)
-      return fault;
-    for (size_t i = 0; i < relations.size(); ++i) {
-      grow(relations[i], host_[total(i)]);
-      if (relations[i].hop.size > 0)
-        neighbor_induce_cuda(relations[i].hop, stream_);
     }
     return Fault::kNone;
   }

@@ -26,12 +26,6 @@ __device__ inline uint64_t insert(const SampledNodes& nodes, uint64_t key, uint3
   return at;
 }
 
-__device__ inline uint32_t find(const SampledNodes& nodes, uint64_t key) {
-  for (uint64_t at = start_of(nodes, key);; at = (at + 1) & nodes.mask)
-    if (nodes.keys[at] == key || nodes.keys[at] == kFree)
-      return nodes.positions[at];  // all bits are set where there is none
-}
-
 template <typename Index>
 __global__ void write_seeds(SampledNodes nodes,
                             const int64_t* seed,
@@ -234,41 +228,6 @@ __global__ void number_sources(HopArgs args) {
     static_cast<Index*>(args.row)[at] = static_cast<Index>(args.sources.positions[args.slot[at]]);
 }
 
-// Counts the sources of a target that are sampled, or writes their edges: a warp a target.
-template <typename Index, bool kWrite>
-__global__ void induce(HopArgs args) {
-  const int64_t i = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
-  const int lane = threadIdx.x % 32;
-  if (i >= args.count)
-    return;
-  const int64_t batch = batch_of<Index>(args.targets, i);
-  int64_t out = kWrite ? args.offset[i] : 0;
-  for (int64_t base = 0; base < args.degree[i]; base += 32) {
-    const int64_t e = args.begin[i] + base + lane;
-    uint32_t position = ~0u;
-    if (base + lane < args.degree[i]) {
-      const int64_t id = static_cast<const Index*>(args.graph.row)[e];
-      if (id < 0 || id >= args.sources.num_nodes)
-        report(args.fault, Fault::kRow);
-      else
-        position = find(args.sources, key_of(args.sources, id, batch));
-    }
-    const unsigned found = __ballot_sync(kAll, position != ~0u);
-    if (kWrite && position != ~0u) {
-      const int64_t to = out + __popc(found & ((1u << lane) - 1));
-      static_cast<Index*>(args.row)[to] = static_cast<Index>(position);
-      static_cast<Index*>(args.col)[to] = static_cast<Index>(i);
-      static_cast<Index*>(args.edge)[to] = static_cast<Index>(e);
-    }
-    out += __popc(found);
-  }
-  if (!kWrite && lane == 0) {
-    args.offset[i] = out;
-    if (i == 0)
-      args.offset[args.count] = 0;
-  }
-}
-
 template <typename Index>
 void draw(const HopArgs& args, const Allocate& allocate, cudaStream_t stream) {
   const dim3 edges = blocks_of(args.size), with_end = blocks_of(args.size + 1);
@@ -319,19 +278,6 @@ void neighbor_count_cuda(const HopArgs& args, const Allocate& allocate, cudaStre
 
 void neighbor_draw_cuda(const HopArgs& args, const Allocate& allocate, cudaStream_t stream) {
   args.wide ? draw<int64_t>(args, allocate, stream) : draw<int32_t>(args, allocate, stream);
-}
-
-void neighbor_induce_count_cuda(const HopArgs& args,
-                                const Allocate& allocate,
-                                cudaStream_t stream) {
-  launch_kernel("neighbors", args.wide ? induce<int64_t, false> : induce<int32_t, false>,
-                blocks_of(args.count, kWarps), kThreads, 0, stream, args);
-  exclusive_sum(args.offset, args.count + 1, allocate, stream);
-}
-
-void neighbor_induce_cuda(const HopArgs& args, cudaStream_t stream) {
-  launch_kernel("neighbors", args.wide ? induce<int64_t, true> : induce<int32_t, true>,
-                blocks_of(args.count, kWarps), kThreads, 0, stream, args);
 }
 
 }  // namespace pyg_accel

@@ -98,9 +98,4 @@ void neighbor_draw_cuda(const HopArgs& args, const Allocate& allocate, cudaStrea
 // A part of the above: many draws without replacement, and those by weight.
 void neighbor_select_cuda(const HopArgs& args, cudaStream_t stream);
 
-// All edges between sampled nodes: first `offset`, after `neighbor_count_cuda` with k = -1, then
-// the edges themselves.
-void neighbor_induce_count_cuda(const HopArgs& args, const Allocate& allocate, cudaStream_t stream);
-void neighbor_induce_cuda(const HopArgs& args, cudaStream_t stream);
-
 }  // namespace pyg_accel

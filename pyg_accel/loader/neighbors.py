@@ -195,6 +195,14 @@ def _run(
     edges = {k: (next(each), next(each), next(each)) for k in relations}
     nodes = {kind: (next(each), next(each)) for kind in types}
     first, *hops = _hops(counts.tolist(), len(types), len(relations))
+    if induced and hops:  # the nodes that the last hop found are outside of the subgraph
+        for kind, new in zip(types, hops[-1][1], strict=True):
+            node, batch = nodes[kind]
+            nodes[kind] = node[: node.numel() - new], batch[: max(batch.numel() - new, 0)]
+        for k, (source, _) in graph.ends.items():
+            row, col, edge = edges[k]
+            inside = row < nodes[source][0].numel()
+            edges[k] = row[inside], col[inside], edge[inside]
     return _Sampled(
         {k: row for k, (row, _, _) in edges.items()},
         {k: col for k, (_, col, _) in edges.items()},
@@ -239,7 +247,8 @@ def _draw(
     if graph.node_time or graph.edge_time:
         now = torch.cat([nothing, *_times_of(seeds, seed_time, graph, device)])
     try:
-        numbers = [index(count) for k in relations for count in graph.num_neighbors[k]]
+        by_relation = [[*graph.num_neighbors[k], *[-1] * induced] for k in relations]
+        numbers = [index(count) for each in by_relation for count in each]
     except TypeError as error:
         raise ValueError(f"expected 'num_neighbors' to be integers ({error})") from error
     random_seed = int(torch.empty((), dtype=torch.int64).random_())
