@@ -6,21 +6,9 @@
 #include <cstdint>
 
 #include "cuda/allocate.h"
+#include "neighbor_graph.h"
 
 namespace pyg_accel {
-
-// What is wrong with the arguments. Of several faults the last of these is reported.
-enum class Fault : int64_t {
-  kNone,
-  kMany,
-  kRow,
-  kWeights,
-  kSorted,
-  kTimes,
-  kOrder,
-  kColptr,
-  kSeed
-};
 
 // The sampled nodes of a type, in the order of their first appearance. Where subgraphs are
 // disjoint, those of each seed, which is a node's batch, are nodes of their own. Their positions
@@ -33,19 +21,6 @@ struct SampledNodes {
   uint32_t* positions;  // and in their positions
   uint64_t mask;
   int shift;  // 64 minus the bits of the mask
-};
-
-// The edges of a type, by target.
-struct Neighbors {
-  const void* colptr;  // [num_targets + 1], int32 or int64
-  const void* row;     // [num_edges]
-  int64_t num_targets;
-  int64_t num_edges;
-  const int64_t* edge_time;  // null without
-  const int64_t* node_time;  // [num_times], of the sources; null without
-  int64_t num_times;
-  const float* weight;  // one of the two, or none
-  const double* wide_weight;
 };
 
 // Sample the neighbours of the nodes that the last hop has found, along edges of one type.

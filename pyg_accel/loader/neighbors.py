@@ -194,7 +194,7 @@ def _run(
     each = iter(tensors)
     edges = {k: (next(each), next(each), next(each)) for k in relations}
     nodes = {kind: (next(each), next(each)) for kind in types}
-    first, *hops = _hops(counts.tolist(), len(types), len(relations))
+    first, *hops = _hops(counts, len(types), len(relations))
     if induced and hops:  # the nodes that the last hop found are outside of the subgraph
         for kind, new in zip(types, hops[-1][1], strict=True):
             node, batch = nodes[kind]
@@ -236,7 +236,7 @@ def _draw(
     seed_time: Mapping[Any, Tensor] | None,
     *,
     induced: bool,
-) -> tuple[list[Tensor], Tensor, str]:
+) -> tuple[list[Tensor], list[int], str]:
     """Call the library: what is sampled, how much of it in each hop, and what was wrong."""
     device, relations = device_of(sampler), list(graph.ends)
     library = cuda_library() if device.type == "cuda" else cpu_library()
@@ -256,8 +256,8 @@ def _draw(
     def ready(values: Tensor) -> Tensor:
         return readable(values, device).contiguous()
 
-    def attempt(num_nodes: Mapping[Any, int]) -> tuple[list[Tensor], Tensor, str]:
-        out: tuple[list[Tensor], Tensor, str] = library.neighbor_sample(
+    def attempt(num_nodes: Mapping[Any, int]) -> tuple[list[Tensor], list[int], str]:
+        out: tuple[list[Tensor], list[int], str] = library.neighbor_sample(
             [ready(graph.colptr[k]) for k in relations],
             [ready(graph.row[k]) for k in relations],
             [types.index(end) for k in relations for end in graph.ends[k]],
