@@ -2,6 +2,7 @@
 // chooses a backend and has the gradients. Sides, reductions and instructions are numbered as in
 // cpu/kernels.h; pyg_accel/backends/cpu/program.py writes them.
 #include "neighbor_sample.h"
+#include "take_parts.h"
 
 STABLE_TORCH_LIBRARY(pyg_accel_cpu, m) {
   m.def("csr_from_coo(Tensor row, Tensor col, int num_rows, int num_cols, bool wide) -> Tensor[]");
@@ -47,8 +48,7 @@ STABLE_TORCH_LIBRARY(pyg_accel_cpu, m) {
       "Tensor members) -> Tensor[]");
   m.def(pyg_accel::kNeighborSample);
   m.def("join(Tensor[] parts, int? dim, Tensor? shift) -> Tensor[]");
-  m.def("take(Tensor value, int dim, Tensor where, Tensor index, Tensor? shift) -> Tensor[]");
-  m.def("ptr2index(Tensor ptr) -> Tensor");
+  m.def(pyg_accel::kTakeParts);
   m.def("configure(str isa, int block_width, int block_cols) -> ()");
   m.def("info() -> str");
   m.def("functions() -> str");

@@ -2,9 +2,9 @@
 
 PyG asks every graph for every attribute how many nodes it has and how its indices shift, adds these
 numbers to each tensor, and fills a tensor per graph for the batch vector. Here the numbers of all
-graphs are one tensor: an attribute is one concatenation, and at most one addition. The batch is the
-same, attribute for attribute. Attributes other than tensors are collated by PyG's own function, and
-graphs whose class has its own ``__inc__`` are asked one by one.
+graphs are one tensor, and an attribute is one native copy. The batch is the same, attribute for
+attribute. What is not copied, such as attributes other than tensors, is collated by PyG's own
+function, and graphs whose class has its own ``__inc__`` are asked one by one.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import get_worker_info
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.collate import _batch_and_ptr, _collate, get_incs
 from torch_geometric.data.storage import N_KEYS, BaseStorage, NodeStorage
@@ -29,7 +28,6 @@ __all__ = [
     "collate_reasons",
     "empty",
     "is_shifted",
-    "shared_like",
 ]
 
 _STOCK_INC = (Data.__inc__, HeteroData.__inc__)
@@ -87,44 +85,17 @@ class _Group:
         return self._collated[name]
 
     def _attribute(self, name: str, values: list[Any], increment: bool) -> tuple[Any, Any, Any]:
-        first, graph = values[0], self.graphs[0]
-        moves = increment and (is_shifted(name) or type(graph).__inc__ not in _STOCK_INC)
-        incs = None
-        simple = are_dense(values) and not (moves and {v.dtype for v in values} != {torch.long})
-        if simple and increment:
-            incs = self.increments(name, values)
-            pairs = incs.shape[1:] == (2, 1) and all(v.dim() == 2 == v.size(0) for v in values)
-            simple = incs.dtype == torch.long and (incs.dim() == 1 or pairs)
-        if not simple:
-            result: tuple[Any, Any, Any] = _collate(
-                name, values, self.graphs, self.stores, increment
-            )
-            return result
-        dim = graph.__cat_dim__(name, first, self.stores[0])
-        return *_joined(values, dim, incs if moves else None), incs
-
-
-def _joined(values: list[Tensor], dim: int | None, incs: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Join tensors along a dimension, or along a new one; add to each what it is shifted by.
-
-    Returns the result and where each part begins in it.
-    """
-    shared = get_worker_info() is not None  # where results lie in memory of their own
-    library = None if shared or any(map(_RECORDS, values)) else library_of(_CPU)
-    found = library and library.join(values, dim, incs)
-    if found:
-        return found[0], found[1]
-    if dim is None or values[0].dim() == 0:
-        values = [value.unsqueeze(0) for value in values]
-    sizes = torch.tensor([value.size(dim or 0) for value in values])
-    slices = cumsum(sizes)
-    alike = len({value.dim() for value in values}) == 1
-    out = shared_like(values[0], dim or 0, int(slices[-1])) if alike else None
-    joined = torch.cat(values, dim or 0, out=out)
-    if incs is not None and (incs.dim() > 1 or int(incs[-1]) != 0):
-        parts = joined.split(sizes.tolist(), dim or 0)
-        torch._foreach_add_(parts, incs.tolist() if incs.dim() == 1 else [*incs.unbind()])
-    return joined, slices
+        graph, library = self.graphs[0], library_of(_CPU)
+        if library is not None and are_dense(values) and not any(map(_RECORDS, values)):
+            incs = self.increments(name, values) if increment else None
+            moves = is_shifted(name) or type(graph).__inc__ not in _STOCK_INC
+            by = incs if moves else None
+            if by is None or by.dim() == 1 or (by.shape[1:] == (2, 1) and values[0].dim() == 2):
+                dim = graph.__cat_dim__(name, values[0], self.stores[0])
+                if found := library.join(values, dim, by):
+                    return *found, incs
+        result: tuple[Any, Any, Any] = _collate(name, values, self.graphs, self.stores, increment)
+        return result
 
 
 def collate_reasons(graphs: Sequence[Any]) -> list[str]:
@@ -230,26 +201,9 @@ def are_dense(values: list[Any]) -> bool:
     return not values[0].is_nested and values[0].layout is torch.strided
 
 
-def shared_like(like: Tensor, dim: int, size: int) -> Tensor | None:
-    """Return memory for a result of so many rows, in a worker that sends it; None elsewhere."""
-    if get_worker_info() is None:
-        return None
-    shape = list(like.shape)
-    shape[dim] = size
-    count = torch.Size(shape).numel()
-    storage = like.untyped_storage()._new_shared(count * like.element_size(), device=like.device)
-    return like.new(storage).resize_(shape)
-
-
 def batch_of(slices: Any, device: torch.device | None) -> Any:
     """Return the batch vector of an attribute, and where each graph begins in it."""
     if not isinstance(slices, Tensor) or slices.dim() != 1:
         return _batch_and_ptr(slices, device)
-    library = library_of(device or _CPU)
-    if library is not None and device is None:
-        return library.ptr2index(slices), slices.clone()
-    if library is not None and device is not None and device.type == "cuda":
-        return library.ptr2index(slices.cpu(), torch.empty(0, device=device))
-    total, slices = int(slices[-1]), slices.to(device)
-    graph = torch.arange(slices.numel() - 1, device=device)
-    return graph.repeat_interleave(slices.diff(), output_size=total), slices.clone()
+    ptr = slices.to(device or "cpu", non_blocking=True, copy=True)
+    return torch.repeat_interleave(ptr.diff(), output_size=int(slices[-1])), ptr
