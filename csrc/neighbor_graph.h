@@ -3,6 +3,12 @@
 
 #include <cstdint>
 
+#ifdef __CUDACC__
+#define PYG_ACCEL_ANYWHERE __host__ __device__
+#else
+#define PYG_ACCEL_ANYWHERE
+#endif
+
 namespace pyg_accel {
 
 // What is wrong with the arguments. Of several faults the last of these is reported.
@@ -32,6 +38,63 @@ struct Neighbors {
   int64_t source;  // the types of both ends
   int64_t target;
   const int64_t* num_neighbors;  // of every hop
+
+  PYG_ACCEL_ANYWHERE bool timed() const { return edge_time || node_time; }
+  PYG_ACCEL_ANYWHERE bool weighted() const { return weight || wide_weight; }
+  PYG_ACCEL_ANYWHERE double weight_of(int64_t e) const {
+    return weight ? weight[e] : wide_weight[e];
+  }
 };
+
+// The edges that a sampled node may draw from.
+struct EdgeRange {
+  int64_t begin = 0;
+  int64_t end = 0;
+};
+
+template <typename Index>
+PYG_ACCEL_ANYWHERE int64_t time_of(const Neighbors& graph, int64_t e, Fault& fault) {
+  if (graph.edge_time)
+    return graph.edge_time[e];
+  const int64_t id = static_cast<const Index*>(graph.row)[e];
+  if (id >= 0 && id < graph.num_times)
+    return graph.node_time[id];
+  fault = Fault::kTimes;
+  return 0;
+}
+
+// Of a graph with times, the edges that are not later than `now`, and of these the last `most`; all
+// of them if that is negative. Writes to `fault` if there is one.
+template <typename Index>
+PYG_ACCEL_ANYWHERE EdgeRange
+range_of(const Neighbors& graph, int64_t node, int64_t now, int64_t most, Fault& fault) {
+  if (node >= graph.num_targets) {
+    fault = Fault::kColptr;
+    return {};
+  }
+  const Index* colptr = static_cast<const Index*>(graph.colptr);
+  int64_t begin = colptr[node], end = colptr[node + 1];
+  if (begin < 0 || end < begin || end > graph.num_edges) {
+    fault = Fault::kOrder;
+    return {};
+  }
+  if (!graph.timed() || begin == end)
+    return {begin, end};
+  int64_t low = begin;  // up to which times are not later
+  for (int64_t high = end; low < high;) {
+    const int64_t middle = low + (high - low) / 2;
+    if (time_of<Index>(graph, middle, fault) <= now)
+      low = middle + 1;
+    else
+      high = middle;
+  }
+  end = low;
+  if (most >= 0 && end - begin > most)
+    begin = end - most;
+  if (begin < end && time_of<Index>(graph, begin, fault) > time_of<Index>(graph, end - 1, fault) &&
+      fault == Fault::kNone)
+    fault = Fault::kSorted;
+  return {begin, end};
+}
 
 }  // namespace pyg_accel

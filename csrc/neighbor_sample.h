@@ -158,8 +158,7 @@ std::tuple<std::vector<Tensor>, std::vector<int64_t>, std::string> neighbor_samp
         source,
         ends[2 * i + 1],
         num_neighbors.data() + i * request.hops};
-    STD_TORCH_CHECK(!(relation.edge_time || relation.node_time) ||
-                        (disjoint && seed_time.numel() == request.num_seeds),
+    STD_TORCH_CHECK(!relation.timed() || (disjoint && seed_time.numel() == request.num_seeds),
                     "expected disjoint subgraphs and times of the seeds");
     request.relations.push_back(relation);
   }

@@ -43,8 +43,6 @@ struct Relation : Neighbors {
 
   const I* begin_of(int64_t node) const { return static_cast<const I*>(colptr) + node; }
   const I* source_of(int64_t e) const { return static_cast<const I*>(row) + e; }
-  double weight_of(int64_t e) const { return weight ? weight[e] : wide_weight[e]; }
-  bool weighted() const { return weight || wide_weight; }
 
   // Makes room for more edges: exactly, since the last hop has most of them.
   void grow(int64_t count) {
@@ -126,11 +124,6 @@ class NeighborSampler {
   }
 
  private:
-  struct Range {
-    int64_t begin = 0;
-    int64_t end = 0;
-  };
-
   void report(Fault fault) {
     Fault seen = fault_;
     while (seen < fault && !fault_.compare_exchange_weak(seen, fault)) {
@@ -202,46 +195,18 @@ class NeighborSampler {
     return offsets[count];
   }
 
-  // The edges that a sampled node may draw from.
-  Range range(const Relation<I>& r, int64_t position, int64_t k) {
+  EdgeRange range(const Relation<I>& r, int64_t position, int64_t k) {
     const Positions<I>& targets = types_[r.target].positions;
-    const int64_t node = targets.node(position);
-    if (node >= r.num_targets) {
-      report(Fault::kColptr);
-      return {};
-    }
-    int64_t begin = *r.begin_of(node), end = *r.begin_of(node + 1);
-    if (begin < 0 || end < begin || end > r.num_edges) {
-      report(Fault::kOrder);
-      return {};
-    }
-    if (!(r.edge_time || r.node_time) || begin == end)
-      return {begin, end};
-    auto time_of = [&](int64_t e) {
-      if (r.edge_time)
-        return r.edge_time[e];
-      const int64_t id = *r.source_of(e);
-      if (id >= 0 && id < r.num_times)
-        return r.node_time[id];
-      report(Fault::kTimes);
-      return int64_t{0};
-    };
-    const int64_t now = request_.seed_time[targets.batch(position)];
-    int64_t low = begin;  // up to which times are not later
-    for (int64_t high = end; low < high;) {
-      const int64_t middle = low + (high - low) / 2;
-      time_of(middle) <= now ? low = middle + 1 : high = middle;
-    }
-    end = low;
-    if (request_.last && k >= 0)
-      begin = std::max(begin, end - k);
-    if (begin < end && time_of(begin) > time_of(end - 1))
-      report(Fault::kSorted);
-    return {begin, end};
+    const int64_t now = r.timed() ? request_.seed_time[targets.batch(position)] : 0;
+    Fault fault = Fault::kNone;
+    const EdgeRange range =
+        range_of<I>(r, targets.node(position), now, request_.last ? k : -1, fault);
+    report(fault);
+    return range;
   }
 
   // How many edges of a range are drawn. Edges of weight 0 are only taken if all edges are.
-  int64_t picks(const Relation<I>& r, Range range, int64_t k) {
+  int64_t picks(const Relation<I>& r, EdgeRange range, int64_t k) {
     const int64_t degree = range.end - range.begin;
     if (takes_all(degree, k))
       return degree;
@@ -264,7 +229,7 @@ class NeighborSampler {
 
   // Writes the `size` edges that are drawn from a range.
   void pick(const Relation<I>& r,
-            Range range,
+            EdgeRange range,
             int64_t k,
             int64_t size,
             Random random,
@@ -303,7 +268,7 @@ class NeighborSampler {
 
   // Weighted sampling by Efraimidis and Spirakis: the smallest of an exponential variate per edge.
   static void pick_weighted(const Relation<I>& r,
-                            Range range,
+                            EdgeRange range,
                             int64_t size,
                             Random& random,
                             I* out,
@@ -321,7 +286,7 @@ class NeighborSampler {
   }
 
   static void pick_weighted_again(const Relation<I>& r,
-                                  Range range,
+                                  EdgeRange range,
                                   int64_t size,
                                   Random& random,
                                   I* out,
@@ -353,7 +318,7 @@ class NeighborSampler {
   const Request& request_;
   std::vector<NodeType<I>> types_;
   std::vector<Relation<I>> relations_;
-  std::vector<Range> ranges_;
+  std::vector<EdgeRange> ranges_;
   uint64_t streams_ = 0;
   std::atomic<Fault> fault_{Fault::kNone};
 };

@@ -51,53 +51,17 @@ __global__ void fill_table(SampledNodes nodes, int64_t count) {
            static_cast<uint32_t>(i));
 }
 
-// The edges that a sampled node may draw from.
-struct Range {
-  int64_t begin = 0;
-  int64_t end = 0;
-};
-
 template <typename Index>
-__device__ int64_t time_of(const HopArgs& args, int64_t e) {
-  if (args.graph.edge_time)
-    return args.graph.edge_time[e];
-  const int64_t id = static_cast<const Index*>(args.graph.row)[e];
-  if (id >= 0 && id < args.graph.num_times)
-    return args.graph.node_time[id];
-  report(args.fault, Fault::kTimes);
-  return 0;
-}
-
-template <typename Index>
-__device__ Range range_of(const HopArgs& args, int64_t position) {
-  const int64_t node = static_cast<const Index*>(args.targets.id)[position];
-  if (node >= args.graph.num_targets) {
-    report(args.fault, Fault::kColptr);
-    return {};
-  }
-  const Index* colptr = static_cast<const Index*>(args.graph.colptr);
-  int64_t begin = colptr[node], end = colptr[node + 1];
-  if (begin < 0 || end < begin || end > args.graph.num_edges) {
-    report(args.fault, Fault::kOrder);
-    return {};
-  }
-  if (!(args.graph.edge_time || args.graph.node_time) || begin == end)
-    return {begin, end};
-  const int64_t now = args.seed_time[batch_of<Index>(args.targets, position)];
-  int64_t low = begin;  // up to which times are not later
-  for (int64_t high = end; low < high;) {
-    const int64_t middle = low + (high - low) / 2;
-    if (time_of<Index>(args, middle) <= now)
-      low = middle + 1;
-    else
-      high = middle;
-  }
-  end = low;
-  if (args.last && args.k >= 0 && end - begin > args.k)
-    begin = end - args.k;
-  if (begin < end && time_of<Index>(args, begin) > time_of<Index>(args, end - 1))
-    report(args.fault, Fault::kSorted);
-  return {begin, end};
+__device__ EdgeRange range_of(const HopArgs& args, int64_t position) {
+  const bool timed = args.graph.timed();
+  Fault fault = Fault::kNone;
+  const EdgeRange range =
+      range_of<Index>(args.graph, static_cast<const Index*>(args.targets.id)[position],
+                      timed ? args.seed_time[batch_of<Index>(args.targets, position)] : 0,
+                      args.last ? args.k : -1, fault);
+  if (fault != Fault::kNone)
+    report(args.fault, fault);
+  return range;
 }
 
 constexpr int64_t kMost = int64_t{1} << 31;  // of a node; as many nodes can be numbered in all
@@ -107,7 +71,7 @@ __global__ void count_edges(HopArgs args) {
   const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (i > args.count)
     return;
-  Range range;
+  EdgeRange range;
   if (i < args.count && args.first + i < *args.num_targets)
     range = range_of<Index>(args, args.first + i);
   const int64_t degree = range.end - range.begin;
@@ -133,7 +97,7 @@ __global__ void count_weights(HopArgs args) {
     return;
   int eligible = 0;
   for (int64_t j = threadIdx.x % 32; j < degree; j += 32) {
-    const double weight = weight_of(args, args.begin[i] + j);
+    const double weight = args.graph.weight_of(args.begin[i] + j);
     if (!(weight >= 0 && isfinite(weight)))
       report(args.fault, Fault::kWeights);
     eligible += weight > 0;
@@ -186,7 +150,7 @@ __global__ void put_sources(HopArgs args) {
   Index* edge = static_cast<Index*>(args.edge) + at;
   if (takes_all(args, degree))
     *edge = static_cast<Index>(args.begin[target] + number);
-  else if (args.replace && !is_weighted(args))
+  else if (args.replace && !args.graph.weighted())
     *edge = static_cast<Index>(args.begin[target] + random_of(args, target).below(degree, number));
   Index id = static_cast<const Index*>(args.graph.row)[*edge];
   if (id < 0 || id >= args.sources.num_nodes) {
@@ -231,8 +195,7 @@ __global__ void number_sources(HopArgs args) {
 template <typename Index>
 void draw(const HopArgs& args, const Allocate& allocate, cudaStream_t stream) {
   const dim3 edges = blocks_of(args.size), with_end = blocks_of(args.size + 1);
-  const bool weighted = args.graph.weight || args.graph.wide_weight;
-  if (args.k >= 0 && (weighted || (!args.replace && args.k > kFloyd)))
+  if (args.k >= 0 && (args.graph.weighted() || (!args.replace && args.k > kFloyd)))
     neighbor_select_cuda(args, stream);
   else if (args.k >= 0 && !args.replace)
     launch_kernel("neighbors", draw_few<Index>, blocks_of(args.count, kWarps), kThreads, 0, stream,
@@ -270,7 +233,7 @@ void neighbor_table_cuda(const SampledNodes& nodes, int64_t count, bool wide, cu
 void neighbor_count_cuda(const HopArgs& args, const Allocate& allocate, cudaStream_t stream) {
   launch_kernel("neighbors", args.wide ? count_edges<int64_t> : count_edges<int32_t>,
                 blocks_of(args.count + 1), kThreads, 0, stream, args);
-  if (args.k >= 0 && (args.graph.weight || args.graph.wide_weight))
+  if (args.k >= 0 && args.graph.weighted())
     launch_kernel("neighbors", count_weights, blocks_of(args.count, kWarps), kThreads, 0, stream,
                   args);
   exclusive_sum(args.offset, args.count + 1, allocate, stream);

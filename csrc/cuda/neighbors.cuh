@@ -29,14 +29,6 @@ __device__ inline bool takes_all(const HopArgs& args, int64_t degree) {
   return args.k < 0 || (!args.replace && args.k >= degree);
 }
 
-__device__ inline bool is_weighted(const HopArgs& args) {
-  return args.graph.weight || args.graph.wide_weight;
-}
-
-__device__ inline double weight_of(const HopArgs& args, int64_t e) {
-  return args.graph.weight ? args.graph.weight[e] : args.graph.wide_weight[e];
-}
-
 __device__ inline Random random_of(const HopArgs& args, int64_t target) {
   return {args.seed, args.stream + static_cast<uint64_t>(target)};
 }
