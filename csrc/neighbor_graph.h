@@ -46,6 +46,20 @@ struct Neighbors {
   }
 };
 
+// How edges are drawn.
+struct Draws {
+  const int64_t* seed_time;  // by batch; null without
+  uint64_t seed;             // of random numbers
+  bool replace;
+  bool last;  // in time
+  bool wide;  // ids are int64
+
+  // Whether all edges of a target are taken, where `k` are asked for.
+  PYG_ACCEL_ANYWHERE bool takes_all(int64_t degree, int64_t k) const {
+    return k < 0 || (!replace && k >= degree);
+  }
+};
+
 // The edges that a sampled node may draw from.
 struct EdgeRange {
   int64_t begin = 0;

@@ -15,29 +15,18 @@ constexpr const char* kNeighborSample =
     "Tensor seed_time, bool replace, bool induced, bool disjoint, bool last, int random_seed) -> "
     "(Tensor[], int[], str)";
 
-inline const char* text_of(Fault fault) {
-  switch (fault) {
-    case Fault::kNone:
-      return "";
-    case Fault::kMany:
-      return "expected fewer samples of every node";
-    case Fault::kRow:
-      return "expected 'edge_index' to hold ids of nodes that exist";
-    case Fault::kWeights:
-      return "expected the weights of edges to be finite and not negative";
-    case Fault::kSorted:
-      return "expected the edges of each target to be sorted by time";
-    case Fault::kTimes:
-      return "expected the times of nodes to have an entry for every node";
-    case Fault::kOrder:
-      return "expected 'colptr' to ascend from 0 to the number of edges";
-    case Fault::kColptr:
-      return "expected 'colptr' to have an entry for every node";
-    case Fault::kSeed:
-      return "expected 'seed' to hold ids of nodes that exist";
-  }
-  return "";
-}
+// What to say of each Fault.
+constexpr const char* kFaults[] = {
+    "",
+    "expected fewer samples of every node",
+    "expected 'edge_index' to hold ids of nodes that exist",
+    "expected the weights of edges to be finite and not negative",
+    "expected the edges of each target to be sorted by time",
+    "expected the times of nodes to have an entry for every node",
+    "expected 'colptr' to ascend from 0 to the number of edges",
+    "expected 'colptr' to have an entry for every node",
+    "expected 'seed' to hold ids of nodes that exist",
+};
 
 // The seeds of a type of nodes.
 struct Seeds {
@@ -48,19 +37,14 @@ struct Seeds {
 
 // What is asked for. The last hop of an `induced` subgraph begins at all nodes, and its edges are
 // all that there are.
-struct Request {
+struct Request : Draws {
   Tensor like;
-  bool wide;  // ids are int64
   std::vector<Neighbors> relations;
   std::vector<Seeds> types;
-  const int64_t* seed_time;  // by batch
   int64_t num_seeds;
   int64_t hops;
-  bool replace;
   bool induced;
   bool disjoint;
-  bool last;  // in time
-  uint64_t seed;
 };
 
 // What is found.
@@ -119,15 +103,11 @@ std::tuple<std::vector<Tensor>, std::vector<int64_t>, std::string> neighbor_samp
                       edge_time.size() == num_relations && edge_weight.size() == num_relations,
                   "expected as many entries as there are edge types");
   const Tensor& like = num_relations ? colptr[0] : seed[0];
-  Request request{
-      .like = like,
-      .wide = is_wide(like, "colptr"),
-      .hops = static_cast<int64_t>(num_relations ? num_neighbors.size() / num_relations : 0),
-      .replace = replace,
-      .induced = induced,
-      .disjoint = disjoint,
-      .last = last,
-      .seed = static_cast<uint64_t>(random_seed)};
+  const int64_t hops = num_relations ? num_neighbors.size() / num_relations : 0;
+  const bool wide = is_wide(like, "colptr");
+  const int64_t* times = longs_of(seed_time, "seed_time", seed_time.numel(), like);
+  const Draws draws{times, static_cast<uint64_t>(random_seed), replace, last, wide};
+  Request request{draws, like, {}, {}, 0, hops, induced, disjoint};
   for (size_t t = 0; t < num_types; ++t) {
     const int64_t count = seed[t].numel();
     request.types.push_back({longs_of(seed[t], "seed", count, like), count, num_nodes[t]});
@@ -136,7 +116,6 @@ std::tuple<std::vector<Tensor>, std::vector<int64_t>, std::string> neighbor_samp
   for (int64_t most : num_nodes)  // a key of the table is a node of a batch
     STD_TORCH_CHECK(!disjoint || !__builtin_mul_overflow(most, request.num_seeds, &most),
                     "expected smaller ids of nodes, or fewer disjoint subgraphs");
-  request.seed_time = longs_of(seed_time, "seed_time", seed_time.numel(), like);
   for (size_t i = 0; i < num_relations; ++i) {
     const int64_t edges = row[i].numel(), source = ends[2 * i];
     const ScalarType type = like.scalar_type(), of_weight = edge_weight[i].scalar_type();
@@ -157,13 +136,13 @@ std::tuple<std::vector<Tensor>, std::vector<int64_t>, std::string> neighbor_samp
         narrow ? nullptr : static_cast<const double*>(weight),
         source,
         ends[2 * i + 1],
-        num_neighbors.data() + i * request.hops};
+        num_neighbors.data() + i * hops};
     STD_TORCH_CHECK(!relation.timed() || (disjoint && seed_time.numel() == request.num_seeds),
                     "expected disjoint subgraphs and times of the seeds");
     request.relations.push_back(relation);
   }
   Sampled found = sample(request);
-  return {found.tensors, found.sizes, text_of(found.fault)};
+  return {found.tensors, found.sizes, kFaults[static_cast<int64_t>(found.fault)]};
 }
 
 }  // namespace pyg_accel

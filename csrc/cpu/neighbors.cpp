@@ -208,7 +208,7 @@ class NeighborSampler {
   // How many edges of a range are drawn. Edges of weight 0 are only taken if all edges are.
   int64_t picks(const Relation<I>& r, EdgeRange range, int64_t k) {
     const int64_t degree = range.end - range.begin;
-    if (takes_all(degree, k))
+    if (request_.takes_all(degree, k))
       return degree;
     int64_t eligible = degree;
     if (r.weighted()) {
@@ -223,10 +223,6 @@ class NeighborSampler {
     return request_.replace && eligible > 0 ? k : std::min(k, eligible);
   }
 
-  bool takes_all(int64_t degree, int64_t k) const {
-    return k < 0 || (!request_.replace && k >= degree);
-  }
-
   // Writes the `size` edges that are drawn from a range.
   void pick(const Relation<I>& r,
             EdgeRange range,
@@ -236,7 +232,7 @@ class NeighborSampler {
             I* out,
             Scratch& scratch) const {
     const int64_t degree = range.end - range.begin;
-    if (takes_all(degree, k)) {
+    if (request_.takes_all(degree, k)) {
       for (int64_t j = 0; j < size; ++j)
         out[j] = static_cast<I>(range.begin + j);
     } else if (size > 0 && r.weighted()) {

@@ -32,12 +32,11 @@ class Positions {
     __builtin_prefetch(slots_ + start(key(node, batch)));
   }
 
-  // Adds a node, unless it has a position already.
+  // Adds a node, also where it has a position already, which it keeps.
   void append(I node, int64_t batch) {
-    Slot* slot = place(node, batch);
-    if (slot->position == kFree)
-      *slot = {tag(key(node, batch)), static_cast<uint32_t>(size())};
-    push(node, batch);
+    const int64_t before = size();
+    if (insert(node, batch) < before)
+      push(node, batch);
   }
 
   // Returns the position of a node, and adds the node if it has none.

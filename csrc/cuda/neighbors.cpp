@@ -25,7 +25,7 @@ struct NodeType {
 
 // The edges of a type, and those of them that are sampled.
 struct Relation {
-  HopArgs hop{};
+  HopArgs hop;
   std::optional<Tensor> counts;  // begin, degree and offset of the hop
   std::optional<Tensor> row, col, edge;
   int64_t size = 0;
@@ -41,15 +41,8 @@ class NeighborSampler {
         host_(1 + 2 * request.types.size() + request.relations.size()),
         state_(empty(static_cast<int64_t>(host_.size()), ScalarType::Long)),
         device_(static_cast<int64_t*>(state_.mutable_data_ptr())) {
-    for (const Neighbors& graph : request.relations) {
-      HopArgs& hop = relations_.emplace_back().hop;
-      hop.graph = graph;
-      hop.seed_time = request.seed_time;
-      hop.seed = request.seed;
-      hop.replace = request.replace;
-      hop.last = request.last;
-      hop.wide = request.wide;
-    }
+    for (const Neighbors& graph : request.relations)
+      relations_.push_back({{request, graph}});
   }
 
   Sampled run() {

@@ -75,7 +75,7 @@ __global__ void count_edges(HopArgs args) {
   if (i < args.count && args.first + i < *args.num_targets)
     range = range_of<Index>(args, args.first + i);
   const int64_t degree = range.end - range.begin;
-  int64_t size = degree > 0 && !takes_all(args, degree) ? args.k : degree;
+  int64_t size = degree > 0 && !args.takes_all(degree, args.k) ? args.k : degree;
   if (size > kMost) {
     report(args.fault, Fault::kMany);
     size = 0;
@@ -93,7 +93,7 @@ __global__ void count_weights(HopArgs args) {
   if (i >= args.count)
     return;
   const int64_t degree = args.degree[i];
-  if (degree == 0 || takes_all(args, degree))
+  if (degree == 0 || args.takes_all(degree, args.k))
     return;
   int eligible = 0;
   for (int64_t j = threadIdx.x % 32; j < degree; j += 32) {
@@ -148,7 +148,7 @@ __global__ void put_sources(HopArgs args) {
   }
   const int64_t number = at - args.offset[target], degree = args.degree[target];
   Index* edge = static_cast<Index*>(args.edge) + at;
-  if (takes_all(args, degree))
+  if (args.takes_all(degree, args.k))
     *edge = static_cast<Index>(args.begin[target] + number);
   else if (args.replace && !args.graph.weighted())
     *edge = static_cast<Index>(args.begin[target] + random_of(args, target).below(degree, number));

@@ -25,10 +25,6 @@ __device__ inline int64_t batch_of(const SampledNodes& nodes, int64_t position) 
   return nodes.batch ? static_cast<const Index*>(nodes.batch)[position] : 0;
 }
 
-__device__ inline bool takes_all(const HopArgs& args, int64_t degree) {
-  return args.k < 0 || (!args.replace && args.k >= degree);
-}
-
 __device__ inline Random random_of(const HopArgs& args, int64_t target) {
   return {args.seed, args.stream + static_cast<uint64_t>(target)};
 }

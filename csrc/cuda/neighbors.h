@@ -24,17 +24,12 @@ struct SampledNodes {
 };
 
 // Sample the neighbours of the nodes that the last hop has found, along edges of one type.
-struct HopArgs {
+struct HopArgs : Draws {
   Neighbors graph;
   SampledNodes sources;
   SampledNodes targets;
-  const int64_t* seed_time;  // by batch
-  uint64_t seed;
   uint64_t stream;  // of random numbers, of the first target
   int64_t k;
-  bool replace;
-  bool last;                   // in time
-  bool wide;                   // ids are int64
   int64_t first;               // position of the first target
   int64_t count;               // of targets; before their number is known, the most there can be
   const int64_t* num_targets;  // sampled so far, on the device

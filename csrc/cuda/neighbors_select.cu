@@ -141,7 +141,7 @@ __device__ void draw_again(const HopArgs& args, int64_t target, Index* out, int6
 template <typename Index>
 __global__ void __launch_bounds__(kBlockThreads) draw_many(HopArgs args) {
   const int64_t target = blockIdx.x, size = args.offset[target + 1] - args.offset[target];
-  if (size == 0 || takes_all(args, args.degree[target]))
+  if (size == 0 || args.takes_all(args.degree[target], args.k))
     return;
   Index* out = static_cast<Index*>(args.edge) + args.offset[target];
   if (args.replace)

@@ -33,16 +33,6 @@ class _Graph(NamedTuple):
     edge_weight: Mapping[Any, Tensor]
 
 
-class _Sampled(NamedTuple):
-    row: dict[Any, Tensor]
-    col: dict[Any, Tensor]
-    edge: dict[Any, Tensor]
-    node: dict[Any, Tensor]
-    batch: dict[Any, Tensor]
-    nodes_per_hop: dict[Any, list[int]]
-    edges_per_hop: dict[Any, list[int]]
-
-
 def sample(
     sampler: Any,
     seed: Tensor | dict[str, Tensor],
@@ -73,37 +63,17 @@ def sample(
     seeds = seed if isinstance(seed, dict) else {_ONE: seed}
     times = seed_time if isinstance(seed_time, dict) or seed_time is None else {_ONE: seed_time}
     graph = _typed(sampler) if typed else _homogeneous(sampler)
-    induced = sampler.subgraph_type == SubgraphType.induced
-    found = _run(sampler, graph, seeds, times, induced=induced)
-    backward = sampler.sample_direction == "backward"
-    row, col = (found.col, found.row) if backward else (found.row, found.col)
-    out: SamplerOutput | HeteroSamplerOutput
-    if typed:
-
-        def named(by_relation: dict[Any, Any]) -> dict[Any, Any]:
-            names = {k: sampler.to_edge_type[k] for k in by_relation}
-            if backward:
-                names = {k: sampler.to_restored_edge_type[name] for k, name in names.items()}
-            return {names[k]: value for k, value in by_relation.items()}
-
-        out = HeteroSamplerOutput(
-            node=found.node,
-            row=named(row),
-            col=named(col),
-            edge=named(found.edge),
-            batch=found.batch if sampler.disjoint else None,
-            num_sampled_nodes=None if induced else found.nodes_per_hop,
-            num_sampled_edges=None if induced else named(found.edges_per_hop),
-        )
-    else:
+    found: Any = _run(sampler, graph, seeds, times)
+    out: SamplerOutput | HeteroSamplerOutput = found
+    if not typed:
         out = SamplerOutput(
             node=found.node[_ONE],
-            row=row[_ONE],
-            col=col[_ONE],
+            row=found.row[_ONE],
+            col=found.col[_ONE],
             edge=found.edge[_ONE],
-            batch=found.batch[_ONE] if sampler.disjoint else None,
-            num_sampled_nodes=None if induced else found.nodes_per_hop[_ONE],
-            num_sampled_edges=None if induced else found.edges_per_hop[_ONE],
+            batch=found.batch and found.batch[_ONE],
+            num_sampled_nodes=found.num_sampled_nodes and found.num_sampled_nodes[_ONE],
+            num_sampled_edges=found.num_sampled_edges and found.num_sampled_edges[_ONE],
         )
     what = f"neighbors {sampler.num_neighbors.values}"
     seconds = time.perf_counter() - began
@@ -130,11 +100,19 @@ def _homogeneous(sampler: Any) -> _Graph:
 
 
 def _typed(sampler: Any) -> _Graph:
+    names = dict(sampler.to_edge_type)
+    if sampler.sample_direction == "backward":
+        names = {k: sampler.to_restored_edge_type[name] for k, name in names.items()}
+
+    def named(by_relation: Mapping[Any, Any] | None) -> dict[Any, Any]:
+        return {names[k]: value for k, value in (by_relation or {}).items()}
+
     relations = {sampler.to_rel_type[kind]: (kind[0], kind[-1]) for kind in sampler.edge_types}
     return _Graph(
-        relations, sampler.colptr_dict, sampler.row_dict, _counted(sampler, relations),
-        sampler.num_neighbors.get_mapped_values(sampler.edge_types), sampler.node_time or {},
-        sampler.edge_time or {}, sampler.edge_weight or {},
+        named(relations), named(sampler.colptr_dict), named(sampler.row_dict),
+        _counted(sampler, relations),
+        named(sampler.num_neighbors.get_mapped_values(sampler.edge_types)),
+        sampler.node_time or {}, named(sampler.edge_time), named(sampler.edge_weight),
     )  # fmt: skip
 
 
@@ -165,10 +143,8 @@ def _run(
     graph: _Graph,
     seeds: Mapping[Any, Tensor],
     seed_time: Mapping[Any, Tensor] | None,
-    *,
-    induced: bool,
-) -> _Sampled:
-    device = device_of(sampler)
+) -> HeteroSamplerOutput:
+    device, induced = device_of(sampler), sampler.subgraph_type == SubgraphType.induced
     if unknown := seeds.keys() - graph.num_nodes.keys():
         raise ValueError(f"expected 'seed' to name types of nodes (got {sorted(unknown)})")
     types = [*seeds, *(kind for kind in graph.num_nodes if kind not in seeds)]
@@ -203,15 +179,21 @@ def _run(
             row, col, edge = edges[k]
             inside = row < nodes[source][0].numel()
             edges[k] = row[inside], col[inside], edge[inside]
-    return _Sampled(
-        {k: row for k, (row, _, _) in edges.items()},
-        {k: col for k, (_, col, _) in edges.items()},
-        {k: edge for k, (_, _, edge) in edges.items()},
-        {kind: nodes[kind][0] for kind in graph.num_nodes},
-        {kind: nodes[kind][1] for kind in graph.num_nodes},
-        {kind: [counted[i] for _, counted in (first, *hops)] for i, kind in enumerate(types)},
-        {k: [counted[i] for counted, _ in hops] for i, k in enumerate(relations)},
-    )
+    if sampler.sample_direction == "backward":
+        edges = {k: (col, row, edge) for k, (row, col, edge) in edges.items()}
+    return HeteroSamplerOutput(
+        node={kind: nodes[kind][0] for kind in graph.num_nodes},
+        row={k: row for k, (row, _, _) in edges.items()},
+        col={k: col for k, (_, col, _) in edges.items()},
+        edge={k: edge for k, (_, _, edge) in edges.items()},
+        batch={kind: nodes[kind][1] for kind in graph.num_nodes} if sampler.disjoint else None,
+        num_sampled_nodes=None if induced else {
+            kind: [counted[i] for _, counted in (first, *hops)] for i, kind in enumerate(types)
+        },
+        num_sampled_edges=None if induced else {
+            k: [counted[i] for counted, _ in hops] for i, k in enumerate(relations)
+        },
+    )  # fmt: skip
 
 
 def _must_wait(
