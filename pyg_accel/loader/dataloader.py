@@ -9,6 +9,7 @@ from torch.utils.data import Subset
 from torch_geometric.data import Batch, Data, InMemoryDataset
 from torch_geometric.loader import DataLoader as StockDataLoader
 
+from pyg_accel.loader.collate import gather
 from pyg_accel.loader.selected import Selected, counted_by
 
 __all__ = ["DataLoader"]
@@ -64,8 +65,8 @@ class DataLoader(StockDataLoader):
 
     def _collate(self, items: Any) -> Any:
         if isinstance(items, Selected):
-            batch, slices, incs = items.collate(
-                Batch, follow_batch=self.follow_batch, exclude_keys=self.exclude_keys
+            batch, slices, incs = gather(
+                Batch, items.data, {None: items}, True, self.follow_batch, self.exclude_keys
             )
             batch._num_graphs, batch._slice_dict, batch._inc_dict = len(items), slices, incs
             return batch

@@ -3,7 +3,7 @@
 The dataset holds all graphs as one: an attribute of a batch is one native copy of parts of it.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,72 +12,57 @@ from torch_geometric.data import Data, Dataset, InMemoryDataset
 from torch_geometric.data.storage import N_KEYS
 from torch_geometric.utils import cumsum
 
-from pyg_accel.loader.collate import are_dense, batch_of, empty, is_shifted
+from pyg_accel.loader.collate import are_dense, is_shifted
 from pyg_accel.native import library_of
 
 __all__ = ["Selected", "counted_by"]
 
 
 class Selected:
-    """Graphs of a dataset, by their numbers."""
+    """Graphs of a dataset, by their numbers.
+
+    Args:
+        dataset: holds the graphs; :func:`counted_by` has accepted it.
+        index: their numbers among the items of the dataset.
+        counted: attribute that has a row per node.
+
+    Attributes:
+        data: all graphs as one.
+        store: where it holds their attributes.
+        names: of the attributes.
+        ptr: number of nodes of the graphs before each, and of all: [B + 1].
+    """
 
     def __init__(self, dataset: InMemoryDataset, index: Sequence[int], counted: str) -> None:
-        """Note them.
-
-        Args:
-            dataset: holds the graphs; :func:`counted_by` has accepted it.
-            index: their numbers among the items of the dataset.
-            counted: attribute that has a row per node.
-        """
-        self._dataset, self._index, self._counted = dataset, index, counted
+        self.data: Any = dataset._data
+        self._where: dict[str, Tensor] = dataset.slices  # type: ignore[assignment]
+        numbers = dataset.indices()
+        self._index = torch.tensor([numbers[i] for i in index])
+        self.store = self.data._store
+        self.names = [name for name in self._where if name in self.store]
+        self.ptr = self._slices(counted)
 
     def __len__(self) -> int:
         """Return how many there are."""
         return len(self._index)
 
-    def collate(
-        self,
-        cls: type,
-        follow_batch: Iterable[str] | None = None,
-        exclude_keys: Iterable[str] | None = None,
-    ) -> tuple[Any, dict[str, Any], dict[str, Any]]:
-        """Collate all of them; see :func:`~pyg_accel.loader.collate.collate`."""
-        data: Any = self._dataset._data
-        where: dict[str, Tensor] = self._dataset.slices  # type: ignore[assignment]
-        numbers = self._dataset.indices()
-        index = torch.tensor([numbers[i] for i in self._index])
-        out: Any = empty(cls, type(data))
-        followed, excluded = set(follow_batch or ()), set(exclude_keys or ())
-        device: torch.device | None = None
-        all_slices: dict[str, Any] = {}
-        all_incs: dict[str, Any] = {}
-        nodes = _slices(where[self._counted], index)
-        store = data._store
-        for name in (name for name in where if name in store and name not in excluded):
-            value = store[name]
-            if isinstance(value, Tensor):
-                device = value.device if value.is_cuda else device
-                incs = nodes[:-1].clone() if is_shifted(name) else torch.zeros_like(nodes[:-1])
-                dim, shift = data.__cat_dim__(name, value), incs if is_shifted(name) else None
-                library = library_of(value.device)
-                out[name], all_slices[name] = library.take_parts(
-                    value, dim, where[name], index, shift
-                )
-                all_incs[name] = incs
-            else:
-                all_slices[name] = _slices(where[name], index)
-                out[name], all_incs[name] = [value[i] for i in index.tolist()], None
-            if name in followed:
-                out[f"{name}_batch"], out[f"{name}_ptr"] = batch_of(all_slices[name], device)
-        if store.can_infer_num_nodes:
-            out.batch, out.ptr = batch_of(nodes, device)
-        return out, all_slices, all_incs
+    def _slices(self, name: str) -> Tensor:
+        where = self._where[name]
+        slices: Tensor = cumsum(where[self._index + 1] - where[self._index])
+        return slices
 
-
-def _slices(where: Tensor, index: Tensor) -> Tensor:
-    """Return where graphs begin in a batch, [B + 1], that begin at ``where`` in a dataset."""
-    slices: Tensor = cumsum(where[index + 1] - where[index])
-    return slices
+    def attribute(self, name: str) -> tuple[Any, Any, Any]:
+        """Collate one attribute: its value, where each graph begins, increments."""
+        value = self.store[name]
+        if not isinstance(value, Tensor):
+            return [value[i] for i in self._index.tolist()], self._slices(name), None
+        shifted = is_shifted(name)
+        incs = self.ptr[:-1].clone() if shifted else torch.zeros_like(self.ptr[:-1])
+        out, slices = library_of(value.device).take_parts(
+            value, self.data.__cat_dim__(name, value), self._where[name], self._index,
+            incs if shifted else None,
+        )  # fmt: skip
+        return out, slices, incs
 
 
 def counted_by(dataset: InMemoryDataset, device: torch.device | None) -> str:
