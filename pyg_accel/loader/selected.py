@@ -34,11 +34,11 @@ class Selected:
     """
 
     def __init__(self, dataset: InMemoryDataset, index: Sequence[int], counted: str) -> None:
-        self.data: Any = dataset._data
+        data: Any = dataset._data
         self._where: dict[str, Tensor] = dataset.slices  # type: ignore[assignment]
         numbers = dataset.indices()
         self._index = torch.tensor([numbers[i] for i in index])
-        self.store = self.data._store
+        self.data, self.store = data, data._store
         self.names = [name for name in self._where if name in self.store]
         self.ptr = self._slices(counted)
 
