@@ -1,4 +1,4 @@
-// What a neighbour sampler is asked for, in plain pointers.
+// What the samplers of neighbours of both libraries share, in plain pointers.
 #pragma once
 
 #include <cstdint>
@@ -58,6 +58,33 @@ struct Draws {
   PYG_ACCEL_ANYWHERE bool takes_all(int64_t degree, int64_t k) const {
     return k < 0 || (!replace && k >= degree);
   }
+};
+
+// Random numbers of one target by their number, those of SplitMix64 from a state that the seed and
+// the number of the stream tell. Threads need no state, and results do not depend on which of them
+// drew what.
+class Random {
+ public:
+  PYG_ACCEL_ANYWHERE Random(uint64_t seed, uint64_t stream) : state_(mix(seed + mix(stream))) {}
+
+  PYG_ACCEL_ANYWHERE uint64_t at(uint64_t index) const {
+    return mix(state_ + (index + 1) * 0x9E3779B97F4A7C15u);
+  }
+  PYG_ACCEL_ANYWHERE int64_t below(int64_t n, uint64_t index) const {
+    return static_cast<int64_t>(static_cast<unsigned __int128>(at(index)) * n >> 64);
+  }
+  PYG_ACCEL_ANYWHERE double uniform(uint64_t index) const {  // in (0, 1]
+    return static_cast<double>((at(index) >> 11) + 1) * 0x1p-53;
+  }
+
+ private:
+  PYG_ACCEL_ANYWHERE static uint64_t mix(uint64_t z) {
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+    return z ^ (z >> 31);
+  }
+
+  uint64_t state_;
 };
 
 // The edges that a sampled node may draw from.

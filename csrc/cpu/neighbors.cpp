@@ -14,27 +14,6 @@ constexpr int64_t kBlock = 256;         // targets a task
 constexpr int64_t kSerialPicks = 4096;  // below this, waking a thread costs more
 constexpr int64_t kAhead = 16;          // entries ahead that memory is asked for
 
-// Random numbers of one target: a function of only the seed and the number of the stream.
-class Random {
- public:
-  Random(uint64_t seed, uint64_t stream) : state_(mix(seed + mix(stream))) {}
-
-  uint64_t next() { return mix(state_ += 0x9E3779B97F4A7C15u); }
-  int64_t below(int64_t n) {
-    return static_cast<int64_t>(static_cast<unsigned __int128>(next()) * n >> 64);
-  }
-  double uniform() { return static_cast<double>((next() >> 11) + 1) * 0x1p-53; }  // in (0, 1]
-
- private:
-  static uint64_t mix(uint64_t z) {  // of SplitMix64
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
-    return z ^ (z >> 31);
-  }
-
-  uint64_t state_;
-};
-
 // The edges of a type, and the sampled ones.
 template <class I>
 struct Relation : Neighbors {
@@ -60,7 +39,6 @@ struct Relation : Neighbors {
 template <class I>
 struct NodeType {
   Positions<I> positions;
-  int64_t num_nodes;
   int64_t begin = 0;
   int64_t end = 0;
 };
@@ -84,8 +62,8 @@ class NeighborSampler {
     int64_t batch = 0;
     for (const Seeds& seeds : request.types) {
       NodeType<I>& type = types_.emplace_back(NodeType<I>{
-          Positions<I>(request.like, seeds.num_nodes, request.disjoint ? request.num_seeds : 0),
-          seeds.num_nodes, 0, seeds.count});
+          Positions<I>(request.like, seeds.num_nodes, request.disjoint ? request.num_seeds : 0), 0,
+          seeds.count});
       for (int64_t i = 0; i < seeds.count; ++i) {
         const bool exists = seeds.ids[i] >= 0 && seeds.ids[i] < seeds.num_nodes;
         if (!exists)
@@ -171,7 +149,7 @@ class NeighborSampler {
     I* row = static_cast<I*>(r.sampled_row.mutable_data_ptr()) + old;
     I* col = static_cast<I*>(r.sampled_col.mutable_data_ptr()) + old;
     I* edge = static_cast<I*>(r.sampled_edge.mutable_data_ptr()) + old;
-    const uint64_t num_sources = types_[r.source].num_nodes;
+    const uint64_t num_sources = request_.types[r.source].num_nodes;
     parallel_tasks(tasks, offsets[count] < kSerialPicks, [&](int64_t task) {
       const int64_t begin = task * kBlock, end = std::min(count, begin + kBlock);
       Scratch scratch;
@@ -240,7 +218,7 @@ class NeighborSampler {
                        : pick_weighted(r, range, size, random, out, scratch);
     } else if (request_.replace) {
       for (int64_t j = 0; j < size; ++j)
-        out[j] = static_cast<I>(range.begin + random.below(degree));
+        out[j] = static_cast<I>(range.begin + random.below(degree, j));
     } else {  // Floyd's algorithm
       std::vector<uint64_t>& drawn = scratch.drawn;
       if (static_cast<int64_t>(drawn.size()) * 64 < degree)
@@ -252,7 +230,7 @@ class NeighborSampler {
         return fresh;
       };
       for (int64_t j = 0, most = degree - size; j < size; ++j, ++most) {
-        int64_t at = random.below(most + 1);
+        int64_t at = random.below(most + 1, j);
         if (!draw(at))
           draw(at = most);
         out[j] = static_cast<I>(range.begin + at);
@@ -266,7 +244,7 @@ class NeighborSampler {
   static void pick_weighted(const Relation<I>& r,
                             EdgeRange range,
                             int64_t size,
-                            Random& random,
+                            Random random,
                             I* out,
                             Scratch& scratch) {
     std::vector<std::pair<double, int64_t>>& keys = scratch.keys;
@@ -274,7 +252,7 @@ class NeighborSampler {
     for (int64_t e = range.begin; e < range.end; ++e) {
       const double weight = r.weight_of(e);
       if (weight > 0)
-        keys.emplace_back(-std::log(random.uniform()) / weight, e);
+        keys.emplace_back(-std::log(random.uniform(keys.size())) / weight, e);
     }
     std::nth_element(keys.begin(), keys.begin() + (size - 1), keys.end());
     for (int64_t j = 0; j < size; ++j)
@@ -284,7 +262,7 @@ class NeighborSampler {
   static void pick_weighted_again(const Relation<I>& r,
                                   EdgeRange range,
                                   int64_t size,
-                                  Random& random,
+                                  Random random,
                                   I* out,
                                   Scratch& scratch) {
     std::vector<double>& sums = scratch.sums;
@@ -294,7 +272,7 @@ class NeighborSampler {
       sums.push_back(total += r.weight_of(e));
     for (int64_t j = 0; j < size; ++j) {
       // The first sum that reaches the draw, which is positive: never an edge of weight 0.
-      const double draw = random.uniform() * total;
+      const double draw = random.uniform(j) * total;
       const int64_t at = std::lower_bound(sums.begin(), sums.end(), draw) - sums.begin();
       out[j] = static_cast<I>(range.begin + at);
     }

@@ -2,7 +2,6 @@
 #pragma once
 
 #include "cuda/neighbors.h"
-#include "cuda/random.cuh"
 #include "cuda/warp.cuh"
 
 namespace pyg_accel {

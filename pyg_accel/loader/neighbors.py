@@ -42,7 +42,7 @@ def sample(
 
     Nodes are numbered from the seeds on, in the order of their first appearance; edges come by hop
     and by target. Random numbers follow ``torch.manual_seed`` and do not depend on the number of
-    threads: the same distribution as pyg-lib's, not the same batches. A GPU's are others than a
+    threads: the same distribution as pyg-lib's, not the same batches. A GPU's may be others than a
     CPU's.
 
     Args:

@@ -92,7 +92,8 @@ def counted_by(dataset: InMemoryDataset, device: torch.device | None) -> str:
         known = are_dense([value]) and value.dim() > 0 and "batch" not in name
         if not known or value.requires_grad or library_of(device or value.device) is None:
             return ""
-        begins = where[name].dim() == 1 and where[name].dtype == torch.long
-        if not begins or (is_shifted(name) and value.dtype != torch.long):
+        begins = where[name]
+        listed = begins.is_cpu and begins.dim() == 1 and begins.dtype == torch.long
+        if not listed or (is_shifted(name) and value.dtype != torch.long):
             return ""
     return next((name for name in names if name in N_KEYS), "")
