@@ -22,8 +22,8 @@ class DataLoader(StockDataLoader):
     one, or of a list of ``Data`` objects, are copied to the device once, when the loader is made; a
     batch is one native copy per attribute, and nothing is copied from the host but the numbers
     of its graphs. What is changed in the dataset later has no effect. Other datasets (with a
-    transform, a ``get`` of their own, or typed graphs) are read and collated as PyG does, and each
-    batch is copied.
+    transform, a ``get`` of their own, or typed graphs), and all where there is no native library
+    for the device, are read and collated as PyG does, and each batch is copied.
 
     Args:
         dataset: the graphs.
