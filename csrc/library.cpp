@@ -1,7 +1,8 @@
 // The schemas of the CPU library. They are internal: users call pyg_accel.ops, which checks shapes,
 // chooses a backend and has the gradients. Sides, reductions and instructions are numbered as in
 // cpu/kernels.h; pyg_accel/backends/cpu/program.py writes them.
-#include <torch/csrc/stable/library.h>
+#include "neighbor_sample.h"
+#include "take_parts.h"
 
 STABLE_TORCH_LIBRARY(pyg_accel_cpu, m) {
   m.def("csr_from_coo(Tensor row, Tensor col, int num_rows, int num_cols, bool wide) -> Tensor[]");
@@ -45,14 +46,9 @@ STABLE_TORCH_LIBRARY(pyg_accel_cpu, m) {
   m.def(
       "community_merge(Tensor rowptr, Tensor col, Tensor? weight, Tensor labels, Tensor first, "
       "Tensor members) -> Tensor[]");
-  m.def(
-      "neighbor_sample(Tensor[] colptr, Tensor[] row, int[] ends, int[] num_nodes, Tensor[] seed, "
-      "int[] num_neighbors, Tensor[] node_time, Tensor[] edge_time, Tensor[] edge_weight, "
-      "Tensor seed_time, bool replace, bool induced, bool disjoint, bool last, int random_seed) -> "
-      "(Tensor[], Tensor, str)");
+  m.def(pyg_accel::kNeighborSample);
   m.def("join(Tensor[] parts, int? dim, Tensor? shift) -> Tensor[]");
-  m.def("take(Tensor value, int dim, Tensor where, Tensor index, Tensor? shift) -> Tensor[]");
-  m.def("ptr2index(Tensor ptr) -> Tensor");
+  m.def(pyg_accel::kTakeParts);
   m.def("configure(str isa, int block_width, int block_cols) -> ()");
   m.def("info() -> str");
   m.def("functions() -> str");

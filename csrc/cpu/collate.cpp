@@ -1,4 +1,5 @@
 // Joins graphs into one batch: parts of tensors are copied one after another.
+#include "take_parts.h"
 #include "tensors.h"
 
 namespace pyg_accel {
@@ -10,60 +11,15 @@ bool is_strided(const Tensor& t) {
          layout == aoti_torch_layout_strided();
 }
 
-bool is_dense(const Tensor& t) {
-  return is_strided(t) && t.is_contiguous();
-}
-
-int64_t* longs(const Tensor& t) {
-  return static_cast<int64_t*>(t.mutable_data_ptr());
-}
-
-// Where parts of tensors come from. Each is `outer` pieces of contiguous memory.
-struct Parts {
-  std::vector<const char*> from;  // the first piece of each part
-  std::vector<int64_t> step;      // bytes from a piece to the next
-  const int64_t* begin;           // entries before each part in the result
-  int64_t outer;                  // product of the sizes before the dimension that grows
-  int64_t inner;                  // bytes of an entry
-};
-
-// Copies parts one after another. To int64 entries `shift` is added, per part or per piece.
-bool copy(const Parts& parts, const std::optional<Tensor>& shift, const Tensor& out) {
-  const int64_t count = static_cast<int64_t>(parts.from.size());
-  const int64_t* by = nullptr;
-  int64_t each = 0;
-  if (shift) {
-    each = count ? shift->numel() / count : 0;
-    if (out.scalar_type() != ScalarType::Long || shift->scalar_type() != ScalarType::Long ||
-        !is_dense(*shift) || shift->numel() != each * count || (each != 1 && each != parts.outer))
-      return false;
-    by = longs(*shift);
-  }
-  char* to = static_cast<char*>(out.mutable_data_ptr());
-  const int64_t total = parts.begin[count] * parts.inner;
-  for (int64_t i = 0; i < count; ++i) {
-    const int64_t bytes = (parts.begin[i + 1] - parts.begin[i]) * parts.inner;
-    for (int64_t o = 0; bytes > 0 && o < parts.outer; ++o) {
-      char* target = to + o * total + parts.begin[i] * parts.inner;
-      const char* source = parts.from[i] + o * parts.step[i];
-      if (!by) {
-        __builtin_memcpy(target, source, bytes);
-        continue;
-      }
-      const int64_t add = by[i * each + (each > 1 ? o : 0)];
-      for (int64_t k = 0; k < bytes / 8; ++k)
-        reinterpret_cast<int64_t*>(target)[k] = reinterpret_cast<const int64_t*>(source)[k] + add;
-    }
-  }
-  return true;
-}
-
-// Sets how a tensor is split at a dimension; `stacked` tensors are one entry of a new dimension.
-void divide(const Tensor& like, int64_t at, bool stacked, Parts& parts) {
-  parts.outer = 1;
-  parts.inner = static_cast<int64_t>(like.element_size());
-  for (int64_t d = 0; d < like.dim(); ++d)
-    (d < at ? parts.outer : parts.inner) *= d == at && !stacked ? 1 : like.size(d);
+// Copies contiguous memory; what `shift` points to, if it does, is added to int64 entries.
+void copy_piece(char* to, const char* from, int64_t bytes, const int64_t* shift) {
+  if (!shift && bytes > 0)
+    __builtin_memcpy(to, from, bytes);
+  if (!shift)
+    return;
+  const int64_t add = *shift;
+  for (int64_t k = 0; k < bytes / 8; ++k)
+    reinterpret_cast<int64_t*>(to)[k] = reinterpret_cast<const int64_t*>(from)[k] + add;
 }
 
 // Bytes between the pieces of a tensor that is split at a dimension; -1 if a piece is not
@@ -97,12 +53,17 @@ std::vector<Tensor> join(std::vector<Tensor> tensors,
     return {};
   const auto like = first.sizes();
   std::vector<int64_t> sizes(like.begin(), like.end());
+  int64_t outer = 1, inner = static_cast<int64_t>(first.element_size());  // pieces, their entries
+  for (int64_t d = 0; d < rank; ++d)
+    (d < at ? outer : inner) *= d == at && !stacked ? 1 : sizes[d];
+  const int64_t each = shift ? shift->numel() / count : 0;
+  if (shift && (type != ScalarType::Long || shift->scalar_type() != ScalarType::Long ||
+                !is_strided(*shift) || !shift->is_contiguous() || shift->numel() != each * count ||
+                (each != 1 && each != outer)))
+    return {};
   Tensor slices = empty_result(first, {count + 1}, ScalarType::Long);
-  int64_t* begin = longs(slices);
-  Parts parts{{}, {}, begin, 0, 0};
-  divide(first, at, stacked, parts);
-  parts.from.reserve(count);
-  parts.step.reserve(count);
+  int64_t* begin = static_cast<int64_t*>(slices.mutable_data_ptr());
+  std::vector<int64_t> step;
   begin[0] = 0;
   for (int64_t i = 0; i < count; ++i) {
     const Tensor& part = tensors[i];
@@ -112,81 +73,44 @@ std::vector<Tensor> join(std::vector<Tensor> tensors,
     for (int64_t d = 0; d < rank; ++d)
       if (own[d] != sizes[d] && (stacked || d != at))
         return {};
-    const int64_t step = rank ? step_of(part, at, parts.inner) : 0;
-    if (step < 0 && part.numel() > 0)
+    step.push_back(rank ? step_of(part, at, inner) : 0);
+    if (step[i] < 0 && part.numel() > 0)
       return {};
     begin[i + 1] = begin[i] + (stacked ? 1 : own[at]);
-    parts.from.push_back(static_cast<const char*>(part.const_data_ptr()));
-    parts.step.push_back(step);
   }
   if (stacked)
     sizes.insert(sizes.begin(), count);
   else
     sizes[at] = begin[count];
   Tensor out = empty_result(first, sizes);
-  if (!copy(parts, shift, out))
-    return {};
-  return {out, slices};
-}
-
-// Takes parts of a tensor along `dim`: part i has the entries from where[index[i]] to
-// where[index[i] + 1]. `shift` and the result are as for `join`.
-std::vector<Tensor> take(const Tensor& value,
-                         int64_t dim,
-                         const Tensor& where,
-                         const Tensor& index,
-                         std::optional<Tensor> shift) {
-  const int64_t rank = value.dim(), count = index.numel(), at = dim < 0 ? dim + rank : dim;
-  if (!is_dense(value) || at < 0 || at >= rank || !is_dense(where) ||
-      where.scalar_type() != ScalarType::Long)
-    return {};
-  check_vector(where, "where", where.numel(), true);
-  check_vector(index, "index", count, true);
-  Tensor slices = empty_result(value, {count + 1}, ScalarType::Long);
-  int64_t* begin = longs(slices);
-  Parts parts{std::vector<const char*>(count), std::vector<int64_t>(count), begin, 0, 0};
-  divide(value, at, false, parts);
-  const int64_t* bounds = longs(where);
-  begin[0] = 0;
+  char* to = static_cast<char*>(out.mutable_data_ptr());
+  const int64_t* by = shift ? static_cast<const int64_t*>(shift->const_data_ptr()) : nullptr;
   for (int64_t i = 0; i < count; ++i) {
-    const int64_t graph = longs(index)[i];
-    STD_TORCH_CHECK(graph >= 0 && graph + 1 < where.numel(), "expected 'index' to be of graphs");
-    const int64_t from = bounds[graph], to = bounds[graph + 1];
-    STD_TORCH_CHECK(0 <= from && from <= to && to <= value.size(at),
-                    "expected 'where' to ascend to the size of 'value'");
-    begin[i + 1] = begin[i] + (to - from);
-    parts.from[i] = static_cast<const char*>(value.const_data_ptr()) + from * parts.inner;
-    parts.step[i] = value.size(at) * parts.inner;
+    const char* from = static_cast<const char*>(tensors[i].const_data_ptr());
+    for (int64_t o = 0; o < outer; ++o)
+      copy_piece(to + (o * begin[count] + begin[i]) * inner, from + o * step[i],
+                 (begin[i + 1] - begin[i]) * inner,
+                 by ? by + i * each + (each > 1 ? o : 0) : nullptr);
   }
-  std::vector<int64_t> sizes(value.sizes().begin(), value.sizes().end());
-  sizes[at] = begin[count];
-  Tensor out = empty_result(value, sizes);
-  if (!copy(parts, shift, out))
-    return {};
   return {out, slices};
 }
 
-// Returns the group of every entry, for groups that begin at `ptr`.
-Tensor ptr2index(const Tensor& ptr) {
-  check_vector(ptr, "ptr", ptr.numel(), true);
-  const int64_t groups = ptr.numel() - 1;
-  STD_TORCH_CHECK(groups >= 0, "expected 'ptr' to hold at least one entry");
-  const int64_t* begin = longs(ptr);
-  Tensor out = empty_result(ptr, {begin[groups]});
-  for (int64_t g = 0; g < groups; ++g) {
-    STD_TORCH_CHECK(begin[g] >= 0 && begin[g] <= begin[g + 1] && begin[g + 1] <= begin[groups],
-                    "expected 'ptr' to ascend");
-    std::fill(longs(out) + begin[g], longs(out) + begin[g + 1], g);
-  }
-  return out;
+void copy(const Parts& parts) {
+  char* out = static_cast<char*>(parts.out.mutable_data_ptr());
+  const char* value = static_cast<const char*>(parts.value.const_data_ptr());
+  const int64_t* begin = parts.begin;
+  for (int64_t i = 0; i < parts.count; ++i)
+    for (int64_t o = 0; o < parts.outer; ++o)
+      copy_piece(out + (o * begin[parts.count] + begin[i]) * parts.inner,
+                 value + (o * parts.size + parts.from[i]) * parts.inner,
+                 (begin[i + 1] - begin[i]) * parts.inner, parts.shift ? parts.shift + i : nullptr);
 }
 
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(pyg_accel_cpu, CompositeExplicitAutograd, m) {
   m.impl("join", TORCH_BOX(&join));
-  m.impl("take", TORCH_BOX(&take));
-  m.impl("ptr2index", TORCH_BOX(&ptr2index));
+  m.impl("take_parts", TORCH_BOX(&take_parts<copy>));
 }
 
 }  // namespace pyg_accel

@@ -32,12 +32,11 @@ class Positions {
     __builtin_prefetch(slots_ + start(key(node, batch)));
   }
 
-  // Adds a node, unless it has a position already.
+  // Adds a node, also where it has a position already, which it keeps.
   void append(I node, int64_t batch) {
-    Slot* slot = place(node, batch);
-    if (slot->position == kFree)
-      *slot = {tag(key(node, batch)), static_cast<uint32_t>(size())};
-    push(node, batch);
+    const int64_t before = size();
+    if (insert(node, batch) < before)
+      push(node, batch);
   }
 
   // Returns the position of a node, and adds the node if it has none.
@@ -49,14 +48,6 @@ class Positions {
     *slot = {tag(key(node, batch)), static_cast<uint32_t>(position)};
     push(node, batch);
     return position;
-  }
-
-  // Returns the position of a node, or -1.
-  int64_t find(I node, int64_t batch) const {
-    if (nodes_.empty())
-      return -1;
-    const Slot* slot = search(node, batch);
-    return slot->position == kFree ? -1 : static_cast<int64_t>(slot->position);
   }
 
  private:

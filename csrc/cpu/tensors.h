@@ -2,23 +2,11 @@
 #pragma once
 
 #include <sys/mman.h>
-#include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
-#include <torch/csrc/stable/tensor.h>
-#include <torch/headeronly/core/ScalarType.h>
-#include <torch/headeronly/util/Exception.h>
 
-#include <cstdint>
-#include <optional>
-#include <vector>
-
-#include "empty.h"
 #include "kernels.h"
+#include "stable.h"
 
 namespace pyg_accel {
-
-using torch::headeronly::ScalarType;
-using torch::stable::Tensor;
 
 inline DType dtype_of(const Tensor& t) {
   switch (t.scalar_type()) {
@@ -46,13 +34,6 @@ inline int64_t element_bytes(ScalarType type) {
     default:
       return 2;
   }
-}
-
-inline bool is_wide(const Tensor& t, const char* name) {
-  const ScalarType type = t.scalar_type();
-  STD_TORCH_CHECK(type == ScalarType::Int || type == ScalarType::Long, "expected '", name,
-                  "' to be int32 or int64");
-  return type == ScalarType::Long;
 }
 
 inline void check_vector(const Tensor& t, const char* name, int64_t size, bool wide) {

@@ -21,23 +21,12 @@ struct PartsArgs {
   int64_t inner;  // bytes
   int64_t first;  // entries of the result before these parts
   int32_t count;
-  int32_t each;               // numbers to add to a part: 0, 1, or 2, where `outer` is 2
+  bool shifted;
   int32_t begin[kParts + 1];  // entries behind the first before each part
   int64_t from[kParts];       // its first entry in the value
-  int64_t shift[2 * kParts];  // what is added to int64 entries
+  int64_t shift[kParts];      // what is added to int64 entries, if `shifted`
 };
 
 void take_parts_cuda(const PartsArgs& args, cudaStream_t stream);
-
-// Some groups of entries.
-struct GroupsArgs {
-  int64_t* group;  // [total], of each entry
-  int64_t* ptr;    // [groups + 1], where each group begins, and the last ends
-  int64_t first;   // number of the first group
-  int32_t count;
-  int64_t begin[kParts + 1];
-};
-
-void ptr2index_cuda(const GroupsArgs& args, cudaStream_t stream);
 
 }  // namespace pyg_accel

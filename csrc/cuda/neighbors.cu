@@ -26,12 +26,6 @@ __device__ inline uint64_t insert(const SampledNodes& nodes, uint64_t key, uint3
   return at;
 }
 
-__device__ inline uint32_t find(const SampledNodes& nodes, uint64_t key) {
-  for (uint64_t at = start_of(nodes, key);; at = (at + 1) & nodes.mask)
-    if (nodes.keys[at] == key || nodes.keys[at] == kFree)
-      return nodes.positions[at];  // all bits are set where there is none
-}
-
 template <typename Index>
 __global__ void write_seeds(SampledNodes nodes,
                             const int64_t* seed,
@@ -57,53 +51,17 @@ __global__ void fill_table(SampledNodes nodes, int64_t count) {
            static_cast<uint32_t>(i));
 }
 
-// The edges that a sampled node may draw from.
-struct Range {
-  int64_t begin = 0;
-  int64_t end = 0;
-};
-
 template <typename Index>
-__device__ int64_t time_of(const HopArgs& args, int64_t e) {
-  if (args.graph.edge_time)
-    return args.graph.edge_time[e];
-  const int64_t id = static_cast<const Index*>(args.graph.row)[e];
-  if (id >= 0 && id < args.graph.num_times)
-    return args.graph.node_time[id];
-  report(args.fault, Fault::kTimes);
-  return 0;
-}
-
-template <typename Index>
-__device__ Range range_of(const HopArgs& args, int64_t position) {
-  const int64_t node = static_cast<const Index*>(args.targets.id)[position];
-  if (node >= args.graph.num_targets) {
-    report(args.fault, Fault::kColptr);
-    return {};
-  }
-  const Index* colptr = static_cast<const Index*>(args.graph.colptr);
-  int64_t begin = colptr[node], end = colptr[node + 1];
-  if (begin < 0 || end < begin || end > args.graph.num_edges) {
-    report(args.fault, Fault::kOrder);
-    return {};
-  }
-  if (!(args.graph.edge_time || args.graph.node_time) || begin == end)
-    return {begin, end};
-  const int64_t now = args.seed_time[batch_of<Index>(args.targets, position)];
-  int64_t low = begin;  // up to which times are not later
-  for (int64_t high = end; low < high;) {
-    const int64_t middle = low + (high - low) / 2;
-    if (time_of<Index>(args, middle) <= now)
-      low = middle + 1;
-    else
-      high = middle;
-  }
-  end = low;
-  if (args.last && args.k >= 0 && end - begin > args.k)
-    begin = end - args.k;
-  if (begin < end && time_of<Index>(args, begin) > time_of<Index>(args, end - 1))
-    report(args.fault, Fault::kSorted);
-  return {begin, end};
+__device__ EdgeRange range_of(const HopArgs& args, int64_t position) {
+  const bool timed = args.graph.timed();
+  Fault fault = Fault::kNone;
+  const EdgeRange range =
+      range_of<Index>(args.graph, static_cast<const Index*>(args.targets.id)[position],
+                      timed ? args.seed_time[batch_of<Index>(args.targets, position)] : 0,
+                      args.last ? args.k : -1, fault);
+  if (fault != Fault::kNone)
+    report(args.fault, fault);
+  return range;
 }
 
 constexpr int64_t kMost = int64_t{1} << 31;  // of a node; as many nodes can be numbered in all
@@ -113,11 +71,11 @@ __global__ void count_edges(HopArgs args) {
   const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (i > args.count)
     return;
-  Range range;
+  EdgeRange range;
   if (i < args.count && args.first + i < *args.num_targets)
     range = range_of<Index>(args, args.first + i);
   const int64_t degree = range.end - range.begin;
-  int64_t size = degree > 0 && !takes_all(args, degree) ? args.k : degree;
+  int64_t size = degree > 0 && !args.takes_all(degree, args.k) ? args.k : degree;
   if (size > kMost) {
     report(args.fault, Fault::kMany);
     size = 0;
@@ -135,11 +93,11 @@ __global__ void count_weights(HopArgs args) {
   if (i >= args.count)
     return;
   const int64_t degree = args.degree[i];
-  if (degree == 0 || takes_all(args, degree))
+  if (degree == 0 || args.takes_all(degree, args.k))
     return;
   int eligible = 0;
   for (int64_t j = threadIdx.x % 32; j < degree; j += 32) {
-    const double weight = weight_of(args, args.begin[i] + j);
+    const double weight = args.graph.weight_of(args.begin[i] + j);
     if (!(weight >= 0 && isfinite(weight)))
       report(args.fault, Fault::kWeights);
     eligible += weight > 0;
@@ -190,9 +148,9 @@ __global__ void put_sources(HopArgs args) {
   }
   const int64_t number = at - args.offset[target], degree = args.degree[target];
   Index* edge = static_cast<Index*>(args.edge) + at;
-  if (takes_all(args, degree))
+  if (args.takes_all(degree, args.k))
     *edge = static_cast<Index>(args.begin[target] + number);
-  else if (args.replace && !is_weighted(args))
+  else if (args.replace && !args.graph.weighted())
     *edge = static_cast<Index>(args.begin[target] + random_of(args, target).below(degree, number));
   Index id = static_cast<const Index*>(args.graph.row)[*edge];
   if (id < 0 || id >= args.sources.num_nodes) {
@@ -234,46 +192,10 @@ __global__ void number_sources(HopArgs args) {
     static_cast<Index*>(args.row)[at] = static_cast<Index>(args.sources.positions[args.slot[at]]);
 }
 
-// Counts the sources of a target that are sampled, or writes their edges: a warp a target.
-template <typename Index, bool kWrite>
-__global__ void induce(HopArgs args) {
-  const int64_t i = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
-  const int lane = threadIdx.x % 32;
-  if (i >= args.count)
-    return;
-  const int64_t batch = batch_of<Index>(args.targets, i);
-  int64_t out = kWrite ? args.offset[i] : 0;
-  for (int64_t base = 0; base < args.degree[i]; base += 32) {
-    const int64_t e = args.begin[i] + base + lane;
-    uint32_t position = ~0u;
-    if (base + lane < args.degree[i]) {
-      const int64_t id = static_cast<const Index*>(args.graph.row)[e];
-      if (id < 0 || id >= args.sources.num_nodes)
-        report(args.fault, Fault::kRow);
-      else
-        position = find(args.sources, key_of(args.sources, id, batch));
-    }
-    const unsigned found = __ballot_sync(kAll, position != ~0u);
-    if (kWrite && position != ~0u) {
-      const int64_t to = out + __popc(found & ((1u << lane) - 1));
-      static_cast<Index*>(args.row)[to] = static_cast<Index>(position);
-      static_cast<Index*>(args.col)[to] = static_cast<Index>(i);
-      static_cast<Index*>(args.edge)[to] = static_cast<Index>(e);
-    }
-    out += __popc(found);
-  }
-  if (!kWrite && lane == 0) {
-    args.offset[i] = out;
-    if (i == 0)
-      args.offset[args.count] = 0;
-  }
-}
-
 template <typename Index>
 void draw(const HopArgs& args, const Allocate& allocate, cudaStream_t stream) {
   const dim3 edges = blocks_of(args.size), with_end = blocks_of(args.size + 1);
-  const bool weighted = args.graph.weight || args.graph.wide_weight;
-  if (args.k >= 0 && (weighted || (!args.replace && args.k > kFloyd)))
+  if (args.k >= 0 && (args.graph.weighted() || (!args.replace && args.k > kFloyd)))
     neighbor_select_cuda(args, stream);
   else if (args.k >= 0 && !args.replace)
     launch_kernel("neighbors", draw_few<Index>, blocks_of(args.count, kWarps), kThreads, 0, stream,
@@ -311,7 +233,7 @@ void neighbor_table_cuda(const SampledNodes& nodes, int64_t count, bool wide, cu
 void neighbor_count_cuda(const HopArgs& args, const Allocate& allocate, cudaStream_t stream) {
   launch_kernel("neighbors", args.wide ? count_edges<int64_t> : count_edges<int32_t>,
                 blocks_of(args.count + 1), kThreads, 0, stream, args);
-  if (args.k >= 0 && (args.graph.weight || args.graph.wide_weight))
+  if (args.k >= 0 && args.graph.weighted())
     launch_kernel("neighbors", count_weights, blocks_of(args.count, kWarps), kThreads, 0, stream,
                   args);
   exclusive_sum(args.offset, args.count + 1, allocate, stream);
@@ -319,19 +241,6 @@ void neighbor_count_cuda(const HopArgs& args, const Allocate& allocate, cudaStre
 
 void neighbor_draw_cuda(const HopArgs& args, const Allocate& allocate, cudaStream_t stream) {
   args.wide ? draw<int64_t>(args, allocate, stream) : draw<int32_t>(args, allocate, stream);
-}
-
-void neighbor_induce_count_cuda(const HopArgs& args,
-                                const Allocate& allocate,
-                                cudaStream_t stream) {
-  launch_kernel("neighbors", args.wide ? induce<int64_t, false> : induce<int32_t, false>,
-                blocks_of(args.count, kWarps), kThreads, 0, stream, args);
-  exclusive_sum(args.offset, args.count + 1, allocate, stream);
-}
-
-void neighbor_induce_cuda(const HopArgs& args, cudaStream_t stream) {
-  launch_kernel("neighbors", args.wide ? induce<int64_t, true> : induce<int32_t, true>,
-                blocks_of(args.count, kWarps), kThreads, 0, stream, args);
 }
 
 }  // namespace pyg_accel

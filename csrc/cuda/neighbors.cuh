@@ -2,7 +2,6 @@
 #pragma once
 
 #include "cuda/neighbors.h"
-#include "cuda/random.cuh"
 #include "cuda/warp.cuh"
 
 namespace pyg_accel {
@@ -23,18 +22,6 @@ __device__ inline void report(int64_t* fault, Fault what) {
 template <typename Index>
 __device__ inline int64_t batch_of(const SampledNodes& nodes, int64_t position) {
   return nodes.batch ? static_cast<const Index*>(nodes.batch)[position] : 0;
-}
-
-__device__ inline bool takes_all(const HopArgs& args, int64_t degree) {
-  return args.k < 0 || (!args.replace && args.k >= degree);
-}
-
-__device__ inline bool is_weighted(const HopArgs& args) {
-  return args.graph.weight || args.graph.wide_weight;
-}
-
-__device__ inline double weight_of(const HopArgs& args, int64_t e) {
-  return args.graph.weight ? args.graph.weight[e] : args.graph.wide_weight[e];
 }
 
 __device__ inline Random random_of(const HopArgs& args, int64_t target) {

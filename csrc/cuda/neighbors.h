@@ -6,21 +6,9 @@
 #include <cstdint>
 
 #include "cuda/allocate.h"
+#include "neighbor_graph.h"
 
 namespace pyg_accel {
-
-// What is wrong with the arguments. Of several faults the last of these is reported.
-enum class Fault : int64_t {
-  kNone,
-  kMany,
-  kRow,
-  kWeights,
-  kSorted,
-  kTimes,
-  kOrder,
-  kColptr,
-  kSeed
-};
 
 // The sampled nodes of a type, in the order of their first appearance. Where subgraphs are
 // disjoint, those of each seed, which is a node's batch, are nodes of their own. Their positions
@@ -35,31 +23,13 @@ struct SampledNodes {
   int shift;  // 64 minus the bits of the mask
 };
 
-// The edges of a type, by target.
-struct Neighbors {
-  const void* colptr;  // [num_targets + 1], int32 or int64
-  const void* row;     // [num_edges]
-  int64_t num_targets;
-  int64_t num_edges;
-  const int64_t* edge_time;  // null without
-  const int64_t* node_time;  // [num_times], of the sources; null without
-  int64_t num_times;
-  const float* weight;  // one of the two, or none
-  const double* wide_weight;
-};
-
 // Sample the neighbours of the nodes that the last hop has found, along edges of one type.
-struct HopArgs {
+struct HopArgs : Draws {
   Neighbors graph;
   SampledNodes sources;
   SampledNodes targets;
-  const int64_t* seed_time;  // by batch
-  uint64_t seed;
   uint64_t stream;  // of random numbers, of the first target
   int64_t k;
-  bool replace;
-  bool last;                   // in time
-  bool wide;                   // ids are int64
   int64_t first;               // position of the first target
   int64_t count;               // of targets; before their number is known, the most there can be
   const int64_t* num_targets;  // sampled so far, on the device
@@ -97,10 +67,5 @@ void neighbor_draw_cuda(const HopArgs& args, const Allocate& allocate, cudaStrea
 
 // A part of the above: many draws without replacement, and those by weight.
 void neighbor_select_cuda(const HopArgs& args, cudaStream_t stream);
-
-// All edges between sampled nodes: first `offset`, after `neighbor_count_cuda` with k = -1, then
-// the edges themselves.
-void neighbor_induce_count_cuda(const HopArgs& args, const Allocate& allocate, cudaStream_t stream);
-void neighbor_induce_cuda(const HopArgs& args, cudaStream_t stream);
 
 }  // namespace pyg_accel

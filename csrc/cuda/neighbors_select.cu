@@ -14,9 +14,9 @@ __device__ inline uint64_t sort_key(const HopArgs& args,
                                     const Random& random,
                                     int64_t e,
                                     int64_t j) {
-  if (!is_weighted(args))
+  if (!args.graph.weighted())
     return random.at(j);
-  const double weight = weight_of(args, e);
+  const double weight = args.graph.weight_of(e);
   if (!(weight > 0))
     return ~uint64_t{0};
   const double clock = fabs(log(random.uniform(j))) / weight;
@@ -114,7 +114,7 @@ __device__ void draw_again(const HopArgs& args, int64_t target, Index* out, int6
   const auto end_of = [&](int64_t part) { return min((part + 1) * each, degree); };
   double sum = 0;
   for (int64_t j = threadIdx.x * each; j < end_of(threadIdx.x); ++j)
-    sum += weight_of(args, begin + j);
+    sum += args.graph.weight_of(begin + j);
   sums[threadIdx.x] = sum;
   __syncthreads();
   if (threadIdx.x == 0)
@@ -130,7 +130,7 @@ __device__ void draw_again(const HopArgs& args, int64_t target, Index* out, int6
     double reached = part > 0 ? sums[part - 1] : 0;
     int64_t found = part * each;
     for (int64_t j = part * each; j < end_of(part) && reached < draw; ++j) {
-      const double weight = weight_of(args, begin + j);
+      const double weight = args.graph.weight_of(begin + j);
       reached += weight;
       found = weight > 0 ? j : found;
     }
@@ -141,7 +141,7 @@ __device__ void draw_again(const HopArgs& args, int64_t target, Index* out, int6
 template <typename Index>
 __global__ void __launch_bounds__(kBlockThreads) draw_many(HopArgs args) {
   const int64_t target = blockIdx.x, size = args.offset[target + 1] - args.offset[target];
-  if (size == 0 || takes_all(args, args.degree[target]))
+  if (size == 0 || args.takes_all(args.degree[target], args.k))
     return;
   Index* out = static_cast<Index*>(args.edge) + args.offset[target];
   if (args.replace)

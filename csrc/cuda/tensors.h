@@ -1,32 +1,12 @@
 // Checks and conversions between torch's stable tensors and the kernels' plain structs.
 #pragma once
 
-#include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
-#include <torch/csrc/stable/tensor.h>
-#include <torch/headeronly/core/ScalarType.h>
-#include <torch/headeronly/util/Exception.h>
-
-#include <cstdint>
-#include <optional>
-#include <vector>
-
 #include "cuda/allocate.h"
 #include "cuda/device.h"
 #include "cuda/kernels.h"
-#include "empty.h"
+#include "stable.h"
 
 namespace pyg_accel {
-
-using torch::headeronly::ScalarType;
-using torch::stable::Tensor;
-
-inline bool is_wide(const Tensor& t, const char* name) {
-  const ScalarType type = t.scalar_type();
-  STD_TORCH_CHECK(type == ScalarType::Int || type == ScalarType::Long, "expected '", name,
-                  "' to be int32 or int64");
-  return type == ScalarType::Long;
-}
 
 // A contiguous vector on the device of `like`.
 inline void check_vector(const Tensor& t, const char* name, int64_t size, const Tensor& like) {

@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from pyg_accel.cache import changes_unseen, version_of
 from pyg_accel.cbsr import CBSR, trust
-from pyg_accel.derived import find, keep
+from pyg_accel.derived import derived, find, keep
 from pyg_accel.distributed.halo import Halo, exchange, reverse
 from pyg_accel.distributed.wire import Wire
 from pyg_accel.errors import NotDistributable
@@ -46,7 +46,7 @@ class _Running(threading.local):
 
     forward: Wire | None = None
     backward: Sequence[Wire] = ()
-    layer: dict[tuple[int, int, int], tuple[Tensor, Tensor, bool]] | None = None
+    layer: dict[tuple[Any, ...], tuple[Tensor, Tensor]] | None = None
     exchanged = False
     scatter: Callable[[str, Tensor, Tensor, Any], Tensor] | None = None
 
@@ -131,38 +131,25 @@ def exchanged(halo: Halo, name: str, data: Any) -> Any:
             f"a layer was called with {data.size(0)} rows of '{name}', but this rank owns "
             f"{halo.own} source nodes: features of all nodes, or of some, cannot be exchanged"
         )
-    whole = _look_up(halo, data)
-    if whole is None:
-        whole = exchange(halo, data)
-        _remember(halo, data, whole)
-    return whole
-
-
-def _look_up(halo: Halo, tensor: Tensor) -> Tensor | None:
-    if stays(tensor):
+    if stays(data):
         key = "whole", torch.is_inference_mode_enabled()
-        whole: Tensor | None = find((tensor, halo), key, lasting=True)
+        whole: Tensor = derived([data, halo], key, lambda: exchange(halo, data), lasting=True)
         return whole
-    entry = (RUNNING.layer or {}).get((id(halo), id(tensor), version_of(tensor)))
-    return entry[1] if entry is not None and torch.is_grad_enabled() == entry[2] else None
-
-
-def _remember(halo: Halo, tensor: Tensor, whole: Tensor) -> None:
-    if stays(tensor):
-        key = "whole", torch.is_inference_mode_enabled()
-        keep((tensor, halo), key, whole, lasting=True)
-    elif RUNNING.layer is not None:
-        identity = id(halo), id(tensor), version_of(tensor)
-        RUNNING.layer[identity] = tensor, whole, torch.is_grad_enabled()
+    known = {} if RUNNING.layer is None else RUNNING.layer
+    identity = id(halo), id(data), version_of(data), torch.is_grad_enabled()
+    if identity not in known:
+        known[identity] = data, exchange(halo, data)
+    return known[identity][1]
 
 
 def _reversed(halo: Halo, edges: Tensor) -> Tensor:
     """Return the edges that leave the nodes of this rank, reversed."""
-    result: Tensor | None = find((edges, halo), "reversed", lasting=True)
-    if result is None:
+
+    def made() -> Any:
         other, result = reverse(halo, edges)
-        keep((result,), "halo", other, lasting=True)
-        keep((edges, halo), "reversed", result, lasting=True)
+        return adopt(result, other)
+
+    result: Tensor = derived([edges, halo], "reversed", made, lasting=True)
     return result
 
 

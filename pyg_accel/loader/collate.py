@@ -2,19 +2,18 @@
 
 PyG asks every graph for every attribute how many nodes it has and how its indices shift, adds these
 numbers to each tensor, and fills a tensor per graph for the batch vector. Here the numbers of all
-graphs are one tensor: an attribute is one concatenation, and at most one addition. The batch is the
-same, attribute for attribute. Attributes other than tensors are collated by PyG's own function, and
-graphs whose class has its own ``__inc__`` are asked one by one.
+graphs are one tensor, and an attribute is one native copy. The batch is the same, attribute for
+attribute. What is not copied, such as attributes other than tensors, is collated by PyG's own
+function, and graphs whose class has its own ``__inc__`` are asked one by one.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import get_worker_info
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.collate import _batch_and_ptr, _collate, get_incs
 from torch_geometric.data.storage import N_KEYS, BaseStorage, NodeStorage
@@ -24,12 +23,10 @@ from pyg_accel.native import library_of
 
 __all__ = [
     "are_dense",
-    "batch_of",
     "collate",
     "collate_reasons",
-    "empty",
+    "gather",
     "is_shifted",
-    "shared_like",
 ]
 
 _STOCK_INC = (Data.__inc__, HeteroData.__inc__)
@@ -41,11 +38,17 @@ Collated = tuple[Any, dict[Any, Any], dict[Any, Any]]
 
 
 class _Group:
-    """The storages of one kind, of all graphs."""
+    """The storages of one kind, of all graphs.
 
-    def __init__(self, stores: list[BaseStorage], graphs: Any) -> None:
-        self.stores, self.graphs = stores, graphs
+    Attributes:
+        store: the first of them.
+        names: its attributes.
+    """
+
+    def __init__(self, stores: list[BaseStorage], graphs: Any, increment: bool) -> None:
+        self.stores, self.graphs, self.increment = stores, graphs, increment
         self.maps = [store._mapping for store in stores]
+        self.store, self.names = stores[0], list(self.maps[0])
         self._ptr: Tensor | None = None
         self._collated: dict[str, tuple[Any, Any, Any]] = {}
 
@@ -58,14 +61,13 @@ class _Group:
 
     def _counted(self) -> Tensor:
         """Count nodes by the attribute that PyG counts, if it is the same in all graphs."""
-        names = list(self.maps[0])
-        name = next((key for key in names if key in N_KEYS), "batch")
+        name = next((key for key in self.names if key in N_KEYS), "batch")
         stock = type(self.graphs[0]).__cat_dim__ in _STOCK_CAT_DIM
-        if stock and not is_shifted(name) and "num_nodes" not in names:
+        if stock and not is_shifted(name) and "num_nodes" not in self.names:
             values: list[Any] = [m.get(name) for m in self.maps]
-            alike = are_dense(values) and all(list(m) == names for m in self.maps)
+            alike = are_dense(values) and all(list(m) == self.names for m in self.maps)
             if alike and values[0].dim() > 0:
-                slices: Tensor = self.attribute(name, values, True)[1]
+                slices: Tensor = self.attribute(name)[1]
                 return slices
         return cumsum(torch.tensor([store.num_nodes or 0 for store in self.stores]))
 
@@ -80,51 +82,30 @@ class _Group:
         incs: Tensor = get_incs(name, values, self.graphs, self.stores)
         return incs
 
-    def attribute(self, name: str, values: list[Any], increment: bool) -> tuple[Any, Any, Any]:
+    def values(self, name: str) -> list[Any]:
+        """Return an attribute of every graph."""
+        return [m[name] for m in self.maps]
+
+    def attribute(self, name: str) -> tuple[Any, Any, Any]:
         """Collate one attribute: its value, where each graph begins, increments."""
         if name not in self._collated:
-            self._collated[name] = self._attribute(name, values, increment)
+            self._collated[name] = self._attribute(name, self.values(name))
         return self._collated[name]
 
-    def _attribute(self, name: str, values: list[Any], increment: bool) -> tuple[Any, Any, Any]:
-        first, graph = values[0], self.graphs[0]
-        moves = increment and (is_shifted(name) or type(graph).__inc__ not in _STOCK_INC)
-        incs = None
-        simple = are_dense(values) and not (moves and {v.dtype for v in values} != {torch.long})
-        if simple and increment:
-            incs = self.increments(name, values)
-            pairs = incs.shape[1:] == (2, 1) and all(v.dim() == 2 == v.size(0) for v in values)
-            simple = incs.dtype == torch.long and (incs.dim() == 1 or pairs)
-        if not simple:
-            result: tuple[Any, Any, Any] = _collate(
-                name, values, self.graphs, self.stores, increment
-            )
-            return result
-        dim = graph.__cat_dim__(name, first, self.stores[0])
-        return *_joined(values, dim, incs if moves else None), incs
-
-
-def _joined(values: list[Tensor], dim: int | None, incs: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Join tensors along a dimension, or along a new one; add to each what it is shifted by.
-
-    Returns the result and where each part begins in it.
-    """
-    shared = get_worker_info() is not None  # where results lie in memory of their own
-    library = None if shared or any(map(_RECORDS, values)) else library_of(_CPU)
-    found = library and library.join(values, dim, incs)
-    if found:
-        return found[0], found[1]
-    if dim is None or values[0].dim() == 0:
-        values = [value.unsqueeze(0) for value in values]
-    sizes = torch.tensor([value.size(dim or 0) for value in values])
-    slices = cumsum(sizes)
-    alike = len({value.dim() for value in values}) == 1
-    out = shared_like(values[0], dim or 0, int(slices[-1])) if alike else None
-    joined = torch.cat(values, dim or 0, out=out)
-    if incs is not None and (incs.dim() > 1 or int(incs[-1]) != 0):
-        parts = joined.split(sizes.tolist(), dim or 0)
-        torch._foreach_add_(parts, incs.tolist() if incs.dim() == 1 else [*incs.unbind()])
-    return joined, slices
+    def _attribute(self, name: str, values: list[Any]) -> tuple[Any, Any, Any]:
+        graph, library = self.graphs[0], library_of(_CPU)
+        if library is not None and are_dense(values) and not any(map(_RECORDS, values)):
+            incs = self.increments(name, values) if self.increment else None
+            moves = is_shifted(name) or type(graph).__inc__ not in _STOCK_INC
+            by = incs if moves else None
+            if by is None or by.dim() == 1 or (by.shape[1:] == (2, 1) and values[0].dim() == 2):
+                dim = graph.__cat_dim__(name, values[0], self.stores[0])
+                if found := library.join(values, dim, by):
+                    return *found, incs
+        result: tuple[Any, Any, Any] = _collate(
+            name, values, self.graphs, self.stores, self.increment
+        )
+        return result
 
 
 def collate_reasons(graphs: Sequence[Any]) -> list[str]:
@@ -158,49 +139,60 @@ def collate(
     Returns:
         The result, where each attribute of each graph begins, and its increments.
     """
-    graphs, kind = data_list, type(data_list[0])
-    out: Any = empty(cls, kind)
-    out.stores_as(graphs[0])
-    followed, excluded = set(follow_batch or ()), set(exclude_keys or ())
     by_key: dict[Any, list[BaseStorage]] = {}
-    if kind.stores is Data.stores:
-        by_key[None] = [graph._store for graph in graphs]
+    if type(data_list[0]).stores is Data.stores:
+        by_key[None] = [graph._store for graph in data_list]
     else:
-        for graph in graphs:
+        for graph in data_list:
             for store in graph.stores:
                 by_key.setdefault(store._key, []).append(store)
+    groups = {key: _Group(stores, data_list, increment) for key, stores in by_key.items()}
+    return gather(cls, data_list[0], groups, add_batch, follow_batch, exclude_keys)
+
+
+def gather(
+    cls: type,
+    like: Any,
+    groups: Mapping[Any, Any],
+    add_batch: bool,
+    follow_batch: Iterable[str] | None,
+    exclude_keys: Iterable[str] | None,
+) -> Collated:
+    """Make a result like a graph, of the attributes of groups by the keys of its storages."""
+    out: Any = _empty(cls, type(like))
+    out.stores_as(like)
+    followed, excluded = set(follow_batch or ()), {"ptr", *(exclude_keys or ())}
     device: torch.device | None = None
     all_slices: dict[Any, Any] = {}
     all_incs: dict[Any, Any] = {}
     for out_store in out.stores:
         key = out_store._key
-        group = _Group(by_key[key], graphs)
+        group = groups[key]
         slices_of = all_slices if key is None else {}
         incs_of = all_incs if key is None else {}
-        for name in group.maps[0]:
-            if name in excluded or name == "ptr":
+        for name in group.names:
+            if name in excluded:
                 continue
-            values = [m[name] for m in group.maps]
             if name == "num_nodes":
-                out_store._num_nodes = values
-                out_store.num_nodes = sum(values)
+                out_store._num_nodes = group.values(name)
+                out_store.num_nodes = sum(out_store._num_nodes)
                 continue
-            value, slices, incs = group.attribute(name, values, increment)
+            value, slices, incs = group.attribute(name)
             if isinstance(value, Tensor) and value.is_cuda:
                 device = value.device
             out_store[name] = value
             slices_of[name], incs_of[name] = slices, incs
             if name in followed:
-                out_store[f"{name}_batch"], out_store[f"{name}_ptr"] = batch_of(slices, device)
+                out_store[f"{name}_batch"], out_store[f"{name}_ptr"] = _batch_of(slices, device)
         if slices_of and key is not None:
             all_slices[key], all_incs[key] = slices_of, incs_of
-        first = group.stores[0]
-        if add_batch and isinstance(first, NodeStorage) and first.can_infer_num_nodes:
-            out_store.batch, out_store.ptr = batch_of(group.ptr, device)
+        counts = isinstance(group.store, NodeStorage) and group.store.can_infer_num_nodes
+        if add_batch and counts:
+            out_store.batch, out_store.ptr = _batch_of(group.ptr, device)
     return out, all_slices, all_incs
 
 
-def empty(cls: type, kind: Any) -> Any:
+def _empty(cls: type, kind: Any) -> Any:
     """Make a result without attributes.
 
     PyG makes a class of batches once for each class of graphs, and then looks at arguments of
@@ -230,26 +222,9 @@ def are_dense(values: list[Any]) -> bool:
     return not values[0].is_nested and values[0].layout is torch.strided
 
 
-def shared_like(like: Tensor, dim: int, size: int) -> Tensor | None:
-    """Return memory for a result of so many rows, in a worker that sends it; None elsewhere."""
-    if get_worker_info() is None:
-        return None
-    shape = list(like.shape)
-    shape[dim] = size
-    count = torch.Size(shape).numel()
-    storage = like.untyped_storage()._new_shared(count * like.element_size(), device=like.device)
-    return like.new(storage).resize_(shape)
-
-
-def batch_of(slices: Any, device: torch.device | None) -> Any:
+def _batch_of(slices: Any, device: torch.device | None) -> Any:
     """Return the batch vector of an attribute, and where each graph begins in it."""
     if not isinstance(slices, Tensor) or slices.dim() != 1:
         return _batch_and_ptr(slices, device)
-    library = library_of(device or _CPU)
-    if library is not None and device is None:
-        return library.ptr2index(slices), slices.clone()
-    if library is not None and device is not None and device.type == "cuda":
-        return library.ptr2index(slices.cpu(), torch.empty(0, device=device))
-    total, slices = int(slices[-1]), slices.to(device)
-    graph = torch.arange(slices.numel() - 1, device=device)
-    return graph.repeat_interleave(slices.diff(), output_size=total), slices.clone()
+    ptr = slices.to(device or "cpu", non_blocking=True, copy=True)
+    return torch.repeat_interleave(ptr.diff(), output_size=int(slices[-1])), ptr

@@ -9,6 +9,7 @@ from torch.utils.data import Subset
 from torch_geometric.data import Batch, Data, InMemoryDataset
 from torch_geometric.loader import DataLoader as StockDataLoader
 
+from pyg_accel.loader.collate import gather
 from pyg_accel.loader.selected import Selected, counted_by
 
 __all__ = ["DataLoader"]
@@ -19,10 +20,10 @@ class DataLoader(StockDataLoader):
 
     The graphs of an ``InMemoryDataset`` of ``Data`` objects, of a ``torch.utils.data.Subset`` of
     one, or of a list of ``Data`` objects, are copied to the device once, when the loader is made; a
-    batch is one ``index_select`` per attribute, and nothing is copied from the host but the numbers
+    batch is one native copy per attribute, and nothing is copied from the host but the numbers
     of its graphs. What is changed in the dataset later has no effect. Other datasets (with a
-    transform, a ``get`` of their own, or typed graphs) are read and collated as PyG does, and each
-    batch is copied.
+    transform, a ``get`` of their own, or typed graphs), and all where there is no native library
+    for the device, are read and collated as PyG does, and each batch is copied.
 
     Args:
         dataset: the graphs.
@@ -64,8 +65,8 @@ class DataLoader(StockDataLoader):
 
     def _collate(self, items: Any) -> Any:
         if isinstance(items, Selected):
-            batch, slices, incs = items.collate(
-                Batch, follow_batch=self.follow_batch, exclude_keys=self.exclude_keys
+            batch, slices, incs = gather(
+                Batch, items.data, {None: items}, True, self.follow_batch, self.exclude_keys
             )
             batch._num_graphs, batch._slice_dict, batch._inc_dict = len(items), slices, incs
             return batch
@@ -104,12 +105,13 @@ def _resident(dataset: Any, device: torch.device | None) -> Any:
     listed = isinstance(dataset, (list, tuple)) and dataset
     if listed and all(type(graph) is Data for graph in dataset):
         dataset = _Collated(dataset)
-    counted = counted_by(dataset) if isinstance(dataset, InMemoryDataset) else ""
+    counted = counted_by(dataset, device) if isinstance(dataset, InMemoryDataset) else ""
     if not counted:
         return dataset
     held = copy.copy(dataset)
     held._data_list = None
+    data: Any = dataset._data
+    held._data = copy.copy(data).contiguous()
     if device is not None:
-        data: Any = dataset._data
-        held._data = copy.copy(data).to(device)
+        held._data = held._data.to(device)
     return _Resident(held, counted)

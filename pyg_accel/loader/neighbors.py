@@ -33,16 +33,6 @@ class _Graph(NamedTuple):
     edge_weight: Mapping[Any, Tensor]
 
 
-class _Sampled(NamedTuple):
-    row: dict[Any, Tensor]
-    col: dict[Any, Tensor]
-    edge: dict[Any, Tensor]
-    node: dict[Any, Tensor]
-    batch: dict[Any, Tensor]
-    nodes_per_hop: dict[Any, list[int]]
-    edges_per_hop: dict[Any, list[int]]
-
-
 def sample(
     sampler: Any,
     seed: Tensor | dict[str, Tensor],
@@ -52,7 +42,7 @@ def sample(
 
     Nodes are numbered from the seeds on, in the order of their first appearance; edges come by hop
     and by target. Random numbers follow ``torch.manual_seed`` and do not depend on the number of
-    threads: the same distribution as pyg-lib's, not the same batches. A GPU's are others than a
+    threads: the same distribution as pyg-lib's, not the same batches. A GPU's may be others than a
     CPU's.
 
     Args:
@@ -73,37 +63,17 @@ def sample(
     seeds = seed if isinstance(seed, dict) else {_ONE: seed}
     times = seed_time if isinstance(seed_time, dict) or seed_time is None else {_ONE: seed_time}
     graph = _typed(sampler) if typed else _homogeneous(sampler)
-    induced = sampler.subgraph_type == SubgraphType.induced
-    found = _run(sampler, graph, seeds, times, induced=induced)
-    backward = sampler.sample_direction == "backward"
-    row, col = (found.col, found.row) if backward else (found.row, found.col)
-    out: SamplerOutput | HeteroSamplerOutput
-    if typed:
-
-        def named(by_relation: dict[Any, Any]) -> dict[Any, Any]:
-            names = {k: sampler.to_edge_type[k] for k in by_relation}
-            if backward:
-                names = {k: sampler.to_restored_edge_type[name] for k, name in names.items()}
-            return {names[k]: value for k, value in by_relation.items()}
-
-        out = HeteroSamplerOutput(
-            node=found.node,
-            row=named(row),
-            col=named(col),
-            edge=named(found.edge),
-            batch=found.batch if sampler.disjoint else None,
-            num_sampled_nodes=None if induced else found.nodes_per_hop,
-            num_sampled_edges=None if induced else named(found.edges_per_hop),
-        )
-    else:
+    found: Any = _run(sampler, graph, seeds, times)
+    out: SamplerOutput | HeteroSamplerOutput = found
+    if not typed:
         out = SamplerOutput(
             node=found.node[_ONE],
-            row=row[_ONE],
-            col=col[_ONE],
+            row=found.row[_ONE],
+            col=found.col[_ONE],
             edge=found.edge[_ONE],
-            batch=found.batch[_ONE] if sampler.disjoint else None,
-            num_sampled_nodes=None if induced else found.nodes_per_hop[_ONE],
-            num_sampled_edges=None if induced else found.edges_per_hop[_ONE],
+            batch=found.batch and found.batch[_ONE],
+            num_sampled_nodes=found.num_sampled_nodes and found.num_sampled_nodes[_ONE],
+            num_sampled_edges=found.num_sampled_edges and found.num_sampled_edges[_ONE],
         )
     what = f"neighbors {sampler.num_neighbors.values}"
     seconds = time.perf_counter() - began
@@ -130,11 +100,19 @@ def _homogeneous(sampler: Any) -> _Graph:
 
 
 def _typed(sampler: Any) -> _Graph:
+    names = dict(sampler.to_edge_type)
+    if sampler.sample_direction == "backward":
+        names = {k: sampler.to_restored_edge_type[name] for k, name in names.items()}
+
+    def named(by_relation: Mapping[Any, Any] | None) -> dict[Any, Any]:
+        return {names[k]: value for k, value in (by_relation or {}).items()}
+
     relations = {sampler.to_rel_type[kind]: (kind[0], kind[-1]) for kind in sampler.edge_types}
     return _Graph(
-        relations, sampler.colptr_dict, sampler.row_dict, _counted(sampler, relations),
-        sampler.num_neighbors.get_mapped_values(sampler.edge_types), sampler.node_time or {},
-        sampler.edge_time or {}, sampler.edge_weight or {},
+        named(relations), named(sampler.colptr_dict), named(sampler.row_dict),
+        _counted(sampler, relations),
+        named(sampler.num_neighbors.get_mapped_values(sampler.edge_types)),
+        sampler.node_time or {}, named(sampler.edge_time), named(sampler.edge_weight),
     )  # fmt: skip
 
 
@@ -165,10 +143,8 @@ def _run(
     graph: _Graph,
     seeds: Mapping[Any, Tensor],
     seed_time: Mapping[Any, Tensor] | None,
-    *,
-    induced: bool,
-) -> _Sampled:
-    device = device_of(sampler)
+) -> HeteroSamplerOutput:
+    device, induced = device_of(sampler), sampler.subgraph_type == SubgraphType.induced
     if unknown := seeds.keys() - graph.num_nodes.keys():
         raise ValueError(f"expected 'seed' to name types of nodes (got {sorted(unknown)})")
     types = [*seeds, *(kind for kind in graph.num_nodes if kind not in seeds)]
@@ -194,16 +170,30 @@ def _run(
     each = iter(tensors)
     edges = {k: (next(each), next(each), next(each)) for k in relations}
     nodes = {kind: (next(each), next(each)) for kind in types}
-    first, *hops = _hops(counts.tolist(), len(types), len(relations))
-    return _Sampled(
-        {k: row for k, (row, _, _) in edges.items()},
-        {k: col for k, (_, col, _) in edges.items()},
-        {k: edge for k, (_, _, edge) in edges.items()},
-        {kind: nodes[kind][0] for kind in graph.num_nodes},
-        {kind: nodes[kind][1] for kind in graph.num_nodes},
-        {kind: [counted[i] for _, counted in (first, *hops)] for i, kind in enumerate(types)},
-        {k: [counted[i] for counted, _ in hops] for i, k in enumerate(relations)},
-    )
+    first, *hops = _hops(counts, len(types), len(relations))
+    if induced and hops:  # the nodes that the last hop found are outside of the subgraph
+        for kind, new in zip(types, hops[-1][1], strict=True):
+            node, batch = nodes[kind]
+            nodes[kind] = node[: node.numel() - new], batch[: max(batch.numel() - new, 0)]
+        for k, (source, _) in graph.ends.items():
+            row, col, edge = edges[k]
+            inside = row < nodes[source][0].numel()
+            edges[k] = row[inside], col[inside], edge[inside]
+    if sampler.sample_direction == "backward":
+        edges = {k: (col, row, edge) for k, (row, col, edge) in edges.items()}
+    return HeteroSamplerOutput(
+        node={kind: nodes[kind][0] for kind in graph.num_nodes},
+        row={k: row for k, (row, _, _) in edges.items()},
+        col={k: col for k, (_, col, _) in edges.items()},
+        edge={k: edge for k, (_, _, edge) in edges.items()},
+        batch={kind: nodes[kind][1] for kind in graph.num_nodes} if sampler.disjoint else None,
+        num_sampled_nodes=None if induced else {
+            kind: [counted[i] for _, counted in (first, *hops)] for i, kind in enumerate(types)
+        },
+        num_sampled_edges=None if induced else {
+            k: [counted[i] for counted, _ in hops] for i, k in enumerate(relations)
+        },
+    )  # fmt: skip
 
 
 def _must_wait(
@@ -228,7 +218,7 @@ def _draw(
     seed_time: Mapping[Any, Tensor] | None,
     *,
     induced: bool,
-) -> tuple[list[Tensor], Tensor, str]:
+) -> tuple[list[Tensor], list[int], str]:
     """Call the library: what is sampled, how much of it in each hop, and what was wrong."""
     device, relations = device_of(sampler), list(graph.ends)
     library = cuda_library() if device.type == "cuda" else cpu_library()
@@ -239,7 +229,8 @@ def _draw(
     if graph.node_time or graph.edge_time:
         now = torch.cat([nothing, *_times_of(seeds, seed_time, graph, device)])
     try:
-        numbers = [index(count) for k in relations for count in graph.num_neighbors[k]]
+        by_relation = [[*graph.num_neighbors[k], *[-1] * induced] for k in relations]
+        numbers = [index(count) for each in by_relation for count in each]
     except TypeError as error:
         raise ValueError(f"expected 'num_neighbors' to be integers ({error})") from error
     random_seed = int(torch.empty((), dtype=torch.int64).random_())
@@ -247,8 +238,8 @@ def _draw(
     def ready(values: Tensor) -> Tensor:
         return readable(values, device).contiguous()
 
-    def attempt(num_nodes: Mapping[Any, int]) -> tuple[list[Tensor], Tensor, str]:
-        out: tuple[list[Tensor], Tensor, str] = library.neighbor_sample(
+    def attempt(num_nodes: Mapping[Any, int]) -> tuple[list[Tensor], list[int], str]:
+        out: tuple[list[Tensor], list[int], str] = library.neighbor_sample(
             [ready(graph.colptr[k]) for k in relations],
             [ready(graph.row[k]) for k in relations],
             [types.index(end) for k in relations for end in graph.ends[k]],
