@@ -12,7 +12,7 @@ from itertools import accumulate
 from typing import Any
 
 import torch
-from torch import Tensor, strided
+from torch import Tensor
 from torch_geometric.nn import HeteroConv
 from torch_geometric.nn.conv.hetero_conv import group
 
@@ -29,12 +29,11 @@ from pyg_accel.ops.spmm import spmm
 from pyg_accel.patching import gate
 from pyg_accel.patching.reasons import (
     call_reasons,
-    is_watched,
     layer_reasons,
     takes_part,
     torch_records,
 )
-from pyg_accel.patching.sampling import in_force
+from pyg_accel.patching.relations import stacking_reasons
 from pyg_accel.patching.size import work_of
 from pyg_accel.patching.stackable import Attention, Parts, aggregate, formula_of, parts_of
 from pyg_accel.settings import settings
@@ -193,12 +192,10 @@ def _reasons(
     """Why a call is left to the loop."""
     first, one = next(iter(parts.items()))
     graphs = [edges[key] for key in layers]
-    if any(type(graph) is not Tensor or graph.layout is not strided for graph in graphs):
-        return ["not a plain edge_index"]
+    if reasons := stacking_reasons(layers.values(), graphs):
+        return reasons
     if len({part.kind() for part in parts.values()}) > 1:
         return ["layers of several shapes"]
-    if is_watched(*layers.values()):
-        return ["hooks, or methods of their own"]
     if any(isinstance(name, tuple) for name in xs):
         return ["features of relations"]
     for key in layers:
@@ -208,8 +205,6 @@ def _reasons(
                 return ["features of several widths"]
             if (x.dtype, x.device) != (one.weight.dtype, edges[key].device):
                 return ["features of another type or device"]
-    if in_force() is not None or torch.is_autocast_enabled(one.weight.device.type):
-        return ["edges are sampled, or autocast"]
     for key, conv in layers.items():
         if reasons := layer_reasons(conv, edges[key]):
             return reasons
