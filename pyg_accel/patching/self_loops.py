@@ -5,10 +5,10 @@ from functools import lru_cache, wraps
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch_geometric.utils.num_nodes import maybe_num_nodes
 
 from pyg_accel.machine import is_captured
+from pyg_accel.matrices import is_edge_index
 from pyg_accel.native import library_of
 
 __all__ = ["native"]
@@ -35,9 +35,7 @@ def _library(edge_index: Any) -> Any:
     """The library for an edge_index; None if PyG's operators have to do."""
     if _functions() or _operators():
         return None  # a mode is to see PyG's operators
-    if type(edge_index) is not Tensor or edge_index.dtype != torch.int64:
-        return None
-    if edge_index.dim() != 2 or edge_index.size(0) != 2 or edge_index.layout != torch.strided:
+    if not is_edge_index(edge_index) or edge_index.dtype != torch.int64:
         return None
     if edge_index.is_cuda and is_captured(edge_index):
         return None  # the host waits for the number of edges that stay
