@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch_geometric.nn import HeteroConv
 from torch_geometric.nn.conv.hetero_conv import group
+from torch_geometric.utils import add_remaining_self_loops
 
 from pyg_accel.derived import derived, find
 from pyg_accel.graph import for_autograd
@@ -158,7 +159,7 @@ def _stack(
     """Stack the graphs of relations between types of nodes: those of a type follow one another."""
     device = edges[0].device
     looped = [
-        _with_loops(ei, min(sizes[end] for end in pair)) if loop else ei
+        add_remaining_self_loops(ei, num_nodes=min(sizes[end] for end in pair))[0] if loop else ei
         for ei, pair, loop in zip(edges, ends, loops, strict=True)
     ]
     counts = torch.tensor([ei.size(1) for ei in looped], device=device)
@@ -173,13 +174,6 @@ def _stack(
         moved.append(ids + begin)
     stack = stack_attention if attends else stack_relations
     return stack(moved[0], moved[1], relation, (total, total, len(edges)))
-
-
-def _with_loops(edge_index: Tensor, num_nodes: int) -> Tensor:
-    """The edges between different nodes, and one of each node to itself."""
-    own = torch.arange(num_nodes, dtype=edge_index.dtype, device=edge_index.device)
-    others = edge_index[:, edge_index[0] != edge_index[1]]
-    return torch.cat([others, own.expand(2, -1)], dim=1)
 
 
 def _reasons(
