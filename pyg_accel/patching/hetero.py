@@ -59,10 +59,8 @@ def forward(original: Callable[..., Any], self: HeteroConv, *args: Any, **kwargs
         return original(self, *args)
     call = gate.Call(original, self, args, {})
     device = next(iter(parts.values())).weight.device
-    return gate.enter(
-        call, type(self).__name__, _reasons(self, layers, parts, xs, edges),
-        partial(_stacked, parts), device, counts=False,
-    )  # fmt: skip
+    reasons = _reasons(self, layers, parts, xs, edges)
+    return gate.enter(call, reasons, partial(_stacked, parts), device, counts=False)
 
 
 def _stacking(

@@ -51,13 +51,12 @@ def quantile(
     dim: int = -2,
 ) -> Any:
     """Stand in for ``QuantileAggregation.forward``, which MedianAggregation shares."""
-    name = type(self).__name__
     if isinstance(x, LazyTensor) and not torch.compiler.is_compiling():  # PyG's, of numbers
-        raise Unrecognised(f"{name} of messages")
+        raise Unrecognised(f"{type(self).__name__} of messages")
     call = gate.Call(forward, self, (x, index, ptr, dim_size, dim), {})
     if not _is_taken(x, index, dim_size, dim) or not _is_exact(self, x, x.size(0)):
         return call.stock()
-    return gate.enter(call, name, (), _sorted, x.device, counts=False)
+    return gate.enter(call, (), _sorted, x.device, counts=False)
 
 
 def _sorted(call: gate.Call) -> tuple[Tensor, list[str]]:

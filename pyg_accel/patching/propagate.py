@@ -96,8 +96,7 @@ def call(
 
     def make(*_: Any, **__: Any) -> Any:
         return gate.enter(
-            given, type(self).__name__, reasons, _accelerated, device_of(edge_index), traced=True,
-            row_bytes=width,
+            given, reasons, _accelerated, device_of(edge_index), traced=True, row_bytes=width
         )  # fmt: skip
 
     if alone and not reasons:

@@ -48,7 +48,7 @@ def scatter(
         return call.stock()
     winners = reduce in ("max", "min") and src.requires_grad and torch.is_grad_enabled()
     reasons = _reasons(src, index, winners=winners)
-    return gate.enter(call, "scatter", reasons, _scattered, src.device, counts=False)
+    return gate.enter(call, reasons, _scattered, src.device, counts=False)
 
 
 def _scattered(call: gate.Call) -> tuple[Tensor, list[str]]:
@@ -64,7 +64,7 @@ def segment(function: Callable[..., Any], src: Any, ptr: Any, reduce: str = "sum
     if not _fits(src, ptr, 0, reduce) or ptr.numel() < 1:
         return call.stock()
     reasons = _reasons(src, ptr, winners=True)
-    return gate.enter(call, "segment", reasons, _of_segments, src.device, counts=False)
+    return gate.enter(call, reasons, _of_segments, src.device, counts=False)
 
 
 def _of_segments(call: gate.Call) -> tuple[Tensor, list[str]]:

@@ -47,12 +47,9 @@ def forward(
     if not takes_part(self):
         return original(self, x, edge_index, edge_type)
     call = gate.Call(original, self, (x, edge_index, edge_type), {})
-    device = self.weight.device
     size = row_bytes({"x": x})
-    return gate.enter(
-        call, type(self).__name__, _reasons(self, x, edge_index, edge_type, size), _stacked, device,
-        row_bytes=size, counts=False,
-    )  # fmt: skip
+    reasons = _reasons(self, x, edge_index, edge_type, size)
+    return gate.enter(call, reasons, _stacked, self.weight.device, row_bytes=size, counts=False)
 
 
 def _stacked(call: gate.Call) -> tuple[Tensor, list[str]]:
