@@ -13,12 +13,7 @@ _OF_LAYERS = tuple(n for n in MessagePassing.__init__.__code__.co_names if n.end
 def has_hooks(module: Module) -> bool:
     """Whether a module has hooks on its calls or gradients."""
     attributes = vars(module)
-    return bool(
-        attributes["_forward_hooks"]
-        or attributes["_forward_pre_hooks"]
-        or attributes["_backward_hooks"]
-        or attributes["_backward_pre_hooks"]
-    )
+    return any(attributes[name] for name in HOOKS)
 
 
 def hooks_in(module: Module, tables: tuple[str, ...] = HOOKS) -> list[str]:

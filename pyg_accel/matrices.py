@@ -1,4 +1,4 @@
-"""Graphs, edges and values of sparse adjacency matrices of torch and of torch_sparse."""
+"""What PyG takes as a graph; edges and values of sparse matrices of torch and torch_sparse."""
 
 from typing import Any
 
@@ -13,6 +13,7 @@ from pyg_accel.memo import is_sparse_tensor
 __all__ = [
     "edges_of_matrix",
     "graph_of_matrix",
+    "is_edge_index",
     "is_sparse_matrix",
     "num_edges",
     "tensor_reasons",
@@ -25,6 +26,17 @@ _LAYOUTS = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc)
 def is_sparse_matrix(value: Any) -> bool:
     """Return whether PyG accepts this as a sparse adjacency matrix."""
     return value.layout in _LAYOUTS if isinstance(value, Tensor) else is_sparse_tensor(value)
+
+
+def is_edge_index(value: Any) -> bool:
+    """Return whether this is an edge_index of no class of its own: integers [2, E]."""
+    return (
+        type(value) is Tensor
+        and value.dtype in (torch.int32, torch.int64)
+        and value.layout is torch.strided
+        and value.dim() == 2
+        and value.size(0) == 2
+    )
 
 
 def num_edges(graph: Any) -> int:

@@ -18,7 +18,7 @@ from torch.nn.parameter import is_lazy
 
 from pyg_accel.cache import version_of
 
-__all__ = ["CONSTANT", "ModuleState", "as_it_was", "modules_in", "tensors_of"]
+__all__ = ["CONSTANT", "ModuleState", "as_it_was", "modules_in", "refill", "tensors_of"]
 
 CONSTANT = "_tensor_constant"  # torch.fx keeps tensors that code makes under such names
 _CONTAINERS = {dict, OrderedDict, defaultdict, list, set, deque}
@@ -86,7 +86,7 @@ class ModuleState:
     def restore(self) -> None:
         """Restore the state; what is unchanged is not written, as other threads may read it."""
         for container, before in self._containers:
-            _refill(container, before)
+            refill(container, before)
         cpu, python, words, *gpus = self._random
         # While a CUDA graph is captured, neither the generator nor tensors of a GPU can be read.
         captured = not gpus and self.device is not None and self.device.type == "cuda"
@@ -144,7 +144,8 @@ def _same(container: Any, before: Any) -> bool:
     )
 
 
-def _refill(container: Any, before: Any) -> None:
+def refill(container: Any, before: Any) -> None:
+    """Give a container what a copy of it holds; what is unchanged is not written."""
     if isinstance(container, dict):
         for key in container.keys() - before.keys():
             del container[key]

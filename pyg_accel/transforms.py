@@ -11,11 +11,10 @@ from torch_geometric.transforms import BaseTransform
 
 from pyg_accel.cache import version_of
 from pyg_accel.graph import Graph
+from pyg_accel.matrices import is_edge_index
 from pyg_accel.ops.csr import keep_graph
 
 __all__ = ["BuildCSR"]
-
-_DTYPES = (torch.int32, torch.int64)
 
 
 class BuildCSR(BaseTransform):
@@ -46,11 +45,7 @@ class BuildCSR(BaseTransform):
         for store in data.edge_stores:
             edge_index = store.get("edge_index")
             if (
-                type(edge_index) is Tensor
-                and edge_index.layout is torch.strided
-                and edge_index.dim() == 2
-                and edge_index.size(0) == 2
-                and edge_index.dtype in _DTYPES
+                is_edge_index(edge_index)
                 and not edge_index.is_inference()
                 and None not in (size := store.size())
             ):

@@ -190,10 +190,7 @@ def aggregate(
     call = Call(_by_pyg, conv, (edge_index,), {"x": x, "size": size, **kwargs})
     if torch.compiler.is_compiling():
         return call.stock() if reasons else _by_kernels(call)[0]
-    out: Tensor = enter(
-        call, type(conv).__name__, reasons, _by_kernels, device_of(edge_index),
-        counts=not is_recorded(),
-    )  # fmt: skip
+    out: Tensor = enter(call, reasons, _by_kernels, device_of(edge_index), counts=not is_recorded())
     return out
 
 

@@ -51,23 +51,20 @@ _HOOKS: dict[str, Callable[..., Any]] = {
 # Threads may enter and leave patched() at once: what is counted must agree with what is installed.
 _lock = threading.RLock()
 _handles: "list[OverrideHandle]" = []
-_installed: list[dict[str, Callable[..., Any]]] = []  # the hooks of handles, each once
-_NONE: dict[str, Callable[..., Any]] = {}
+_installed: dict[str, Callable[..., Any]] = {}
 
 
 def _install() -> None:
     """Install the hooks of all handles, unless they are; without a handle there are none."""
     global _installed
-    hooks, own = dict(_HOOKS), {id(h.hooks): h.hooks for h in _handles if h.hooks is not _NONE}
-    same = [*own] == [*map(id, _installed)]
-    if _handles and overrides.installed() and same:
-        return
-    for more in own.values():
-        hooks |= more
-    overrides.uninstall()
-    if _handles:
-        _installed = [*own.values()]
-        overrides.install(hooks)
+    hooks = dict(_HOOKS) if _handles else {}
+    for handle in _handles:
+        hooks |= handle.hooks
+    if hooks != _installed:
+        overrides.uninstall()
+        if hooks:
+            overrides.install(hooks)
+        _installed = hooks
 
 
 class OverrideHandle:
@@ -81,7 +78,7 @@ class OverrideHandle:
     """
 
     def __init__(self, hooks: dict[str, Callable[..., Any]]) -> None:
-        self.hooks = hooks or _NONE  # without hooks of its own it reinstalls nothing
+        self.hooks = hooks
         with _lock:
             _handles.append(self)
             _install()
@@ -109,7 +106,7 @@ class PatchHandle(OverrideHandle):
             None if model is None else [m for m in model.modules() if isinstance(m, MessagePassing)]
         )
         fast_backend_reasons("cpu")  # loads the backends now: the first call is slow enough
-        super().__init__(_NONE)
+        super().__init__({})
 
     def _switch(self, by: int) -> None:
         reasons.switch(self._modules, by)

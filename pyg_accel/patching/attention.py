@@ -256,9 +256,8 @@ def attend(
         return None
     weights = operands[found[0]]
     assert isinstance(weights, Weights)
-    value, read = _value_of(formula, found[0])
-    source = weights.source
-    if value is None or not read or not source.fits(where):
+    value, source = _without(formula, found[0]), weights.source
+    if value is None or not source.fits(where) or not (read := _operands_of(value)):
         return None
     layout = _layout(weights, [t for i, t in enumerate(operands) if i != found[0]])
     if layout is None:
@@ -308,13 +307,6 @@ def _operands_of(formula: Formula) -> tuple[Operand, ...]:
 
 
 @lru_cache(maxsize=1024)
-def _value_of(formula: Formula, index: int) -> tuple[Formula | None, tuple[Operand, ...]]:
-    """What an operand is multiplied by, and the operands of that."""
-    value = _without(formula, index)
-    return value, () if value is None else _operands_of(value)
-
-
-@lru_cache(maxsize=1024)
 def _texts(
     score: Formula, value: Formula, places: tuple[tuple[int, int], ...], factor: int
 ) -> tuple[str, str, str, str]:
@@ -340,6 +332,7 @@ def _layout(weights: Tensor, operands: list[Tensor]) -> Layout | None:
     return Layout(full, split) if own[:split] == full[:split] else None
 
 
+@lru_cache(maxsize=1024)
 def _without(formula: Formula, index: int) -> Formula | None:
     """What an operand is multiplied by; None if the formula is not such a product."""
     match formula:

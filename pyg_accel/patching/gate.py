@@ -127,7 +127,6 @@ def by_program(
 
 def enter(
     call: Call,
-    name: str,
     reasons: Iterable[str],
     ours: Callable[[Call], tuple[Any, Iterable[str]]],
     device: torch.device,
@@ -140,7 +139,6 @@ def enter(
 
     Args:
         call: the call.
-        name: for the report.
         reasons: why it is PyG's.
         ours: returns its result and formulas, the latter empty if it accelerated nothing. Where it
             raises for what it cannot do or for sizes that do not agree, the call is PyG's.
@@ -150,11 +148,12 @@ def enter(
         row_bytes: bytes of the features of a node or an edge.
         counts: the report lists the call if it is PyG's too.
     """
-    reasons, state = list(reasons), None
+    reasons, state, owner = list(reasons), None, call.owner
+    name = call.original.__name__ if owner is None else type(owner).__name__
     if not reasons:
         if traced or settings.verify:
             with torch._C.DisableTorchFunction():
-                state = ModuleState(modules_in(call.owner), device)
+                state = ModuleState(modules_in(owner), device)
         refused: tuple[type[Exception], ...] = (IndexError, ValueError)
         if traced:
             refused = (Unrecognised,)
@@ -172,7 +171,7 @@ def enter(
             # An optimised model compares by itself; a sample is not what PyG computes.
             if settings.verify and in_force() is None and not forced.on:
                 assert state is not None
-                verify(call.original, call.owner, call.args, call.kwargs, out, state)
+                verify(call.original, owner, call.args, call.kwargs, out, state)
             text = "; ".join(dict.fromkeys(formulas))
             if not (programs.note(formulas, backends, row_bytes) and text):
                 why = "" if text else "no reduction that could be fused"

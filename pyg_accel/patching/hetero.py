@@ -12,9 +12,10 @@ from itertools import accumulate
 from typing import Any
 
 import torch
-from torch import Tensor, strided
+from torch import Tensor
 from torch_geometric.nn import HeteroConv
 from torch_geometric.nn.conv.hetero_conv import group
+from torch_geometric.utils import add_remaining_self_loops
 
 from pyg_accel.derived import derived, find
 from pyg_accel.graph import for_autograd
@@ -29,12 +30,11 @@ from pyg_accel.ops.spmm import spmm
 from pyg_accel.patching import gate
 from pyg_accel.patching.reasons import (
     call_reasons,
-    is_watched,
     layer_reasons,
     takes_part,
     torch_records,
 )
-from pyg_accel.patching.sampling import in_force
+from pyg_accel.patching.relations import stacking_reasons
 from pyg_accel.patching.size import work_of
 from pyg_accel.patching.stackable import Attention, Parts, aggregate, formula_of, parts_of
 from pyg_accel.settings import settings
@@ -59,10 +59,8 @@ def forward(original: Callable[..., Any], self: HeteroConv, *args: Any, **kwargs
         return original(self, *args)
     call = gate.Call(original, self, args, {})
     device = next(iter(parts.values())).weight.device
-    return gate.enter(
-        call, type(self).__name__, _reasons(self, layers, parts, xs, edges),
-        partial(_stacked, parts), device, counts=False,
-    )  # fmt: skip
+    reasons = _reasons(self, layers, parts, xs, edges)
+    return gate.enter(call, reasons, partial(_stacked, parts), device, counts=False)
 
 
 def _stacking(
@@ -159,7 +157,7 @@ def _stack(
     """Stack the graphs of relations between types of nodes: those of a type follow one another."""
     device = edges[0].device
     looped = [
-        _with_loops(ei, min(sizes[end] for end in pair)) if loop else ei
+        add_remaining_self_loops(ei, num_nodes=min(sizes[end] for end in pair))[0] if loop else ei
         for ei, pair, loop in zip(edges, ends, loops, strict=True)
     ]
     counts = torch.tensor([ei.size(1) for ei in looped], device=device)
@@ -176,13 +174,6 @@ def _stack(
     return stack(moved[0], moved[1], relation, (total, total, len(edges)))
 
 
-def _with_loops(edge_index: Tensor, num_nodes: int) -> Tensor:
-    """The edges between different nodes, and one of each node to itself."""
-    own = torch.arange(num_nodes, dtype=edge_index.dtype, device=edge_index.device)
-    others = edge_index[:, edge_index[0] != edge_index[1]]
-    return torch.cat([others, own.expand(2, -1)], dim=1)
-
-
 def _reasons(
     self: HeteroConv,
     layers: dict[EdgeType, Any],
@@ -193,12 +184,10 @@ def _reasons(
     """Why a call is left to the loop."""
     first, one = next(iter(parts.items()))
     graphs = [edges[key] for key in layers]
-    if any(type(graph) is not Tensor or graph.layout is not strided for graph in graphs):
-        return ["not a plain edge_index"]
+    if reasons := stacking_reasons(layers.values(), graphs):
+        return reasons
     if len({part.kind() for part in parts.values()}) > 1:
         return ["layers of several shapes"]
-    if is_watched(*layers.values()):
-        return ["hooks, or methods of their own"]
     if any(isinstance(name, tuple) for name in xs):
         return ["features of relations"]
     for key in layers:
@@ -208,8 +197,6 @@ def _reasons(
                 return ["features of several widths"]
             if (x.dtype, x.device) != (one.weight.dtype, edges[key].device):
                 return ["features of another type or device"]
-    if in_force() is not None or torch.is_autocast_enabled(one.weight.device.type):
-        return ["edges are sampled, or autocast"]
     for key, conv in layers.items():
         if reasons := layer_reasons(conv, edges[key]):
             return reasons

@@ -15,8 +15,7 @@ from typing import Any
 from torch import Tensor
 from torch_geometric.nn import MessagePassing
 
-from pyg_accel.cache import memory_of
-from pyg_accel.formula import Formula, Operand, children, map_operands, operands_of
+from pyg_accel.formula import operands_of
 from pyg_accel.memo import changed, tensors_in
 from pyg_accel.patching.attention import Weights
 from pyg_accel.patching.layers import OF_EVERY_MODULE
@@ -77,36 +76,14 @@ def _edge_operand(lazy: LazyTensor) -> Tensor | None:
     return operand if lazy.formula.side == "e" and whole else None  # type: ignore[union-attr]
 
 
-def _is_part(lazy: LazyTensor) -> bool:
-    """Return whether a lazy tensor with gradients is a term of what its call has computed."""
-    if lazy.parts is not None or _edge_operand(lazy) is not None:
+def _has_gradients(lazy: LazyTensor) -> bool:
+    """Return whether a message has gradients: the result may be made of it in PyG's path."""
+    if not lazy.tracer.records_gradients or _edge_operand(lazy) is not None:
         return False
     operands = [lazy.tracer.operands[o.index] for o in operands_of(lazy.formula)]
-    if not lazy.tracer.records_gradients or not any(map(_has_gradients, operands)):
-        return False
-    term = _of_memory(lazy, lazy.formula)
-    return any(_contains(_of_memory(lazy, formula), term) for formula in lazy.tracer.read)
-
-
-def _has_gradients(operand: Tensor) -> bool:
-    if isinstance(operand, DeferredOperand):
-        return operand.differentiable()
-    return operand.requires_grad
-
-
-def _of_memory(lazy: LazyTensor, formula: Formula) -> Formula:
-    """A formula that refers to operands by their memory, which views share."""
-
-    def place(operand: Operand) -> Operand:
-        tensor = lazy.tracer.operands[operand.index]
-        waits = isinstance(tensor, DeferredOperand)
-        return Operand(operand.side, id(tensor) if waits else memory_of(tensor))
-
-    return map_operands(formula, place)
-
-
-def _contains(formula: Formula, term: Formula) -> bool:
-    return formula == term or any(_contains(part, term) for part in children(formula))
+    return any(
+        t.differentiable() if isinstance(t, DeferredOperand) else t.requires_grad for t in operands
+    )
 
 
 def refuse_kept(module: MessagePassing, trace: Any) -> None:
@@ -124,7 +101,7 @@ def refuse_kept(module: MessagePassing, trace: Any) -> None:
             if isinstance(_edge_operand(lazy), Weights):
                 KEEPS.add(module)
                 raise Unrecognised(f"attention weights that stay in 'self.{name}'", permanent=False)
-            if _is_part(lazy):
+            if _has_gradients(lazy):
                 raise Unrecognised(f"a part of the message that stays in 'self.{name}'")
 
 

@@ -143,8 +143,6 @@ class Tracer(Watch):
         size: of sources and targets, by row of edge_index, if the call was given it.
         writes_weights: whether attention weights are ordinary tensors, as they leave the layer.
         copies: what the message reads may be changed in place before its gradient is computed.
-        source: of the attention weights that were made.
-        read: the formulas of all messages that were computed or reduced.
     """
 
     rules: ClassVar[ModuleType]  # pyg_accel.patching.rules
@@ -168,8 +166,6 @@ class Tracer(Watch):
         self._copies: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
         self.size: Sequence[int | None] | None = None
         self.writes_weights = self.copies = False
-        self.source: Any = None
-        self.read: list[Formula] = []
 
     @cached_property
     def networks(self) -> fx.Graph:
@@ -235,6 +231,10 @@ class Tracer(Watch):
         # Of a view of [E] that repeats it, all strides but one are 0.
         others = (stride for d, stride in enumerate(index.stride()) if d != dim and wanted[d] != 1)
         return row if wanted[dim] == self.num_edges and not any(others) else None
+
+    def end_of(self, side: str) -> int:
+        """Return the row of edge_index that gathers the features of sources or of targets."""
+        return self.target if side == "v" else 1 - self.target
 
     # -- making lazy tensors ---------------------------------------------------------------------
 
@@ -315,7 +315,6 @@ class Tracer(Watch):
         self.check_modes()
         if lazy.parts is not None:
             raise Unrecognised("a concatenation that is not the input of a linear layer")
-        self.read.append(lazy.formula)
         numbers = list(dict.fromkeys(o.index for o in operands_of(lazy.formula)))
         if any(self._versions[n] != _version(self.operands[n]) for n in numbers):
             raise Unrecognised("a tensor that the message read was changed in place afterwards")

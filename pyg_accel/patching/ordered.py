@@ -51,17 +51,12 @@ def quantile(
     dim: int = -2,
 ) -> Any:
     """Stand in for ``QuantileAggregation.forward``, which MedianAggregation shares."""
-    name = type(self).__name__
     if isinstance(x, LazyTensor) and not torch.compiler.is_compiling():  # PyG's, of numbers
-        raise Unrecognised(f"{name} of messages")
+        raise Unrecognised(f"{type(self).__name__} of messages")
     call = gate.Call(forward, self, (x, index, ptr, dim_size, dim), {})
-    if (
-        not _is_taken(x, index, dim)
-        or not _fits(x, index, dim_size)
-        or not _is_exact(self, x, x.size(0))
-    ):
+    if not _is_taken(x, index, dim_size, dim) or not _is_exact(self, x, x.size(0)):
         return call.stock()
-    return gate.enter(call, name, (), _sorted, x.device, counts=False)
+    return gate.enter(call, (), _sorted, x.device, counts=False)
 
 
 def _sorted(call: gate.Call) -> tuple[Tensor, list[str]]:
@@ -134,15 +129,7 @@ def _quantiles(aggregation: Any, graph: Graph, x: Tensor) -> Tensor:
     return out.view(graph.num_rows, *rest)
 
 
-def _fits(x: Tensor, index: Tensor, dim_size: Any) -> bool:
-    """Whether there are rows, and each is in a group that is known of."""
-    if type(dim_size) is not int or not x.numel():
-        return False
-    low, high = index.aminmax()
-    return int(low) >= 0 and int(high) < dim_size
-
-
-def _is_taken(x: Any, index: Any, dim: int) -> bool:
+def _is_taken(x: Any, index: Any, dim_size: Any, dim: int) -> bool:
     """Whether a call is accelerated: large, and of tensors of a known form."""
     if torch.compiler.is_dynamo_compiling() or not is_active(running.layer):
         return False
@@ -151,6 +138,8 @@ def _is_taken(x: Any, index: Any, dim: int) -> bool:
         and are_rows(x, index, dim)
         and x.device.type == "cpu"
         and index.shape == x.shape[:1]
+        and type(dim_size) is int
+        and x.numel() > 0
         and (settings.always or x.numel() >= _FEWEST)
         and not data_reasons(x)
         and not transform_reasons()

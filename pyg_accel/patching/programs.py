@@ -27,6 +27,7 @@ from pyg_accel.call_report import Row, row_of
 from pyg_accel.call_report import record as count
 from pyg_accel.derived import Seen, derived
 from pyg_accel.hooks import hook_reasons, hooks_in
+from pyg_accel.matrices import is_edge_index
 from pyg_accel.memo import tensors_in
 from pyg_accel.module_state import ModuleState, modules_in
 from pyg_accel.ops.plan import arguments
@@ -50,7 +51,7 @@ from pyg_accel.settings import settings
 
 __all__ = [
     "NONE", "Attempt", "Programs", "Sizes", "attempt", "find", "forget",
-    "forget_unpatched", "is_graph", "layers", "note", "overwrites", "recorded",
+    "forget_unpatched", "layers", "note", "overwrites", "recorded",
     "why",
 ]  # fmt: skip
 
@@ -223,16 +224,6 @@ def find(
     return None
 
 
-def is_graph(value: Any) -> bool:
-    """Return whether a value is an edge_index."""
-    return (
-        type(value) is Tensor
-        and value.dim() == 2
-        and value.size(0) == 2
-        and value.dtype in (torch.int64, torch.int32)
-    )
-
-
 def recorded(
     layer: MessagePassing,
     name: str,
@@ -249,7 +240,7 @@ def recorded(
     if known.changes != settings.changes:
         known = layers[layer][name] = Programs(changes=settings.changes)
     start = perf_counter()
-    device = next((v.device for v in (*args, *kwargs.values()) if is_graph(v)), None)
+    device = next((v.device for v in (*args, *kwargs.values()) if is_edge_index(v)), None)
     state = ModuleState(modules_in(layer), device or torch.device("cpu"))
     made = attempt(known, layer, name, make, args, kwargs)
     if isinstance(made, str):
@@ -339,8 +330,9 @@ def attempt(
 
 def _sizes_of(layer: Module, program: LayerProgram, leaves: list[Tensor], seen: _Seen) -> Sizes:
     """Return from which size on a program is faster than PyG's own path."""
-    place, name = next(i for i, leaf in enumerate(leaves) if is_graph(leaf)), type(layer).__name__
-    work, device = work_of(program.formulas.split("; "), program.derives), leaves[place].device.type
+    place = next(i for i, leaf in enumerate(leaves) if is_edge_index(leaf))
+    name, device = type(layer).__name__, leaves[place].device.type
+    work = work_of(program.formulas.split("; "), program.derives)
     gradient, any_size = torch.is_grad_enabled(), in_force() is not None  # as samples are of
 
     def limit(layers: int, new: bool = True) -> int:
@@ -402,6 +394,6 @@ def _unrecordable(
         return "under a profiler in C, which Python cannot switch on again after a record"
     if reasons := transform_reasons():
         return "; ".join(reasons)
-    if not any(map(is_graph, (*args, *kwargs.values()))):
+    if not any(map(is_edge_index, (*args, *kwargs.values()))):
         return "a graph that is not a plain edge_index"
     return ""

@@ -10,7 +10,6 @@ from torch_geometric import EdgeIndex
 from torch_geometric.nn import MessagePassing
 
 from pyg_accel import derived
-from pyg_accel.backends.dispatch import record_choices
 from pyg_accel.cache import saved_tensors_are_hooked
 from pyg_accel.call_report import record
 from pyg_accel.hooks import hook_reasons
@@ -97,8 +96,7 @@ def call(
 
     def make(*_: Any, **__: Any) -> Any:
         return gate.enter(
-            given, type(self).__name__, reasons, _accelerated, device_of(edge_index), traced=True,
-            row_bytes=width,
+            given, reasons, _accelerated, device_of(edge_index), traced=True, row_bytes=width
         )  # fmt: skip
 
     if alone and not reasons:
@@ -142,7 +140,7 @@ def _accelerated(call: gate.Call) -> tuple[Any, list[str]]:
     """Make a call with lazy messages; its result and formulas, and remember what it was."""
     found = _found.setdefault(call.owner, {})  # type: ignore[arg-type]
     try:
-        out, trace, _ = _attempt(call)
+        out, trace = _attempt(call)
     except Unrecognised as reason:
         if reason.permanent:
             found[_key_of(call)] = str(reason)
@@ -159,7 +157,7 @@ def _tried(call: gate.Call) -> str | Work:
     found: str | Work
     try:
         with torch.no_grad():
-            _, trace, _ = _attempt(call._replace(kwargs=changed(call.kwargs, apart)))
+            _, trace = _attempt(call._replace(kwargs=changed(call.kwargs, apart)))
     except Unrecognised as reason:
         found = str(reason)
         if not reason.permanent:
@@ -174,8 +172,8 @@ def _tried(call: gate.Call) -> str | Work:
 
 # After a graph break Dynamo would compile the functions that a trace consists of.
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def _attempt(call: gate.Call) -> tuple[Any, Trace | SparseTrace, dict[str, None]]:
-    """Make a call with lazy messages: its result, what was seen, and the backends that ran."""
+def _attempt(call: gate.Call) -> tuple[Any, Trace | SparseTrace]:
+    """Make a call with lazy messages: its result, and what was seen."""
     original, self, (edge_index, *args), _ = call
     assert isinstance(self, MessagePassing)
     trace, plain, kwargs = _trace(call)
@@ -193,7 +191,7 @@ def _attempt(call: gate.Call) -> tuple[Any, Trace | SparseTrace, dict[str, None]
         *tensors_in((edge_index, plain, args, kwargs)), *tensors_of(self), *tensors_outside(self)
     ]  # fmt: skip
     out = None
-    with record_choices() as names, trace:
+    with trace:
         try:
             out = original(self, plain, *args, **kwargs)
             if isinstance(trace, Trace):
@@ -202,7 +200,7 @@ def _attempt(call: gate.Call) -> tuple[Any, Trace | SparseTrace, dict[str, None]
         finally:
             if out is None:  # it raised, as a checkpoint does where it has all that it wants
                 finish(self, None, nothing)
-    return out, trace, names
+    return out, trace
 
 
 def bypassed(original: Callable[..., Any], self: MessagePassing, *args: Any, **kwargs: Any) -> Any:

@@ -29,6 +29,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch_geometric.nn import MessagePassing
 
+from pyg_accel.module_state import refill
+
 __all__ = ["Look", "Reading", "Run", "accept", "after", "before", "begin", "find",
            "picked_from"]  # fmt: skip
 
@@ -92,9 +94,7 @@ class Reading:
             yield module
         finally:  # what the layer put aside has no data
             for own, then in before:
-                if own.keys() != then.keys() or any(own[name] is not then[name] for name in own):
-                    own.clear()
-                    own.update(then)
+                refill(own, then)
 
     def after(self, context: ComptimeContext) -> None:
         """Look at what PyG's path has changed and read."""

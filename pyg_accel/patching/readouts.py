@@ -42,15 +42,13 @@ def scatter(
 ) -> Any:
     """Stand in for ``torch_geometric.utils.scatter``."""
     call = gate.Call(function, None, (src, index, dim, dim_size, reduce), {})
-    if torch.compiler.is_dynamo_compiling() or not is_active() or type(src) not in _TENSORS:
-        return call.stock()
-    winners = reduce in ("max", "min") and src.requires_grad and torch.is_grad_enabled()
     if not _fits(src, index, dim, reduce) or (
         index.size(0) != src.size(0) or (dim_size is not None and type(dim_size) is not int)
     ):  # fmt: skip
         return call.stock()
+    winners = reduce in ("max", "min") and src.requires_grad and torch.is_grad_enabled()
     reasons = _reasons(src, index, winners=winners)
-    return gate.enter(call, "scatter", reasons, _scattered, src.device, counts=False)
+    return gate.enter(call, reasons, _scattered, src.device, counts=False)
 
 
 def _scattered(call: gate.Call) -> tuple[Tensor, list[str]]:
@@ -63,12 +61,10 @@ def _scattered(call: gate.Call) -> tuple[Tensor, list[str]]:
 def segment(function: Callable[..., Any], src: Any, ptr: Any, reduce: str = "sum") -> Any:
     """Stand in for ``torch_geometric.utils.segment``."""
     call = gate.Call(function, None, (src, ptr, reduce), {})
-    if torch.compiler.is_dynamo_compiling() or not is_active() or type(src) not in _TENSORS:
-        return call.stock()
     if not _fits(src, ptr, 0, reduce) or ptr.numel() < 1:
         return call.stock()
     reasons = _reasons(src, ptr, winners=True)
-    return gate.enter(call, "segment", reasons, _of_segments, src.device, counts=False)
+    return gate.enter(call, reasons, _of_segments, src.device, counts=False)
 
 
 def _of_segments(call: gate.Call) -> tuple[Tensor, list[str]]:
@@ -102,8 +98,10 @@ def are_rows(src: Tensor, groups: Any, dim: int) -> bool:
     )
 
 
-def _fits(src: Tensor, groups: Any, dim: int, reduce: str) -> bool:
+def _fits(src: Any, groups: Any, dim: int, reduce: str) -> bool:
     """Whether a reduction over the rows of a tensor is of a known form."""
+    if torch.compiler.is_dynamo_compiling() or not is_active() or type(src) not in _TENSORS:
+        return False
     # Inside of a layer, messages are reduced by its own call.
     outside = running.lent is None and not running.inside
     return outside and reduce in REDUCES and are_rows(src, groups, dim)

@@ -80,8 +80,6 @@ def aggregate(
             return quantiles
         return original(self, x, index=index, ptr=ptr, dim_size=dim_size, dim=dim, **kwargs)
     got = reduce_over_targets(x, list(reduces), dim_size)
-    if is_simple(self):
-        return got[0]
 
     def degree() -> Tensor:
         return perform(_degree, tracer.graph_of(dim_size), borrows=True)

@@ -6,7 +6,7 @@ layer whose loop lies outside of ``propagate``, and so the one whose ``forward``
 that of HeteroConv, a loop over layers: :mod:`.hetero`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -30,7 +30,7 @@ from pyg_accel.patching.sampling import in_force
 from pyg_accel.patching.size import work_of
 from pyg_accel.record.recorder import perform, running_recorder
 
-__all__ = ["formula_of", "forward", "reduce_of", "weights_of"]
+__all__ = ["formula_of", "forward", "reduce_of", "stacking_reasons", "weights_of"]
 
 _REDUCES = frozenset({"sum", "mean", "max", "min"})
 _OWN = ("message", "aggregate", "update", "message_and_aggregate")
@@ -47,12 +47,9 @@ def forward(
     if not takes_part(self):
         return original(self, x, edge_index, edge_type)
     call = gate.Call(original, self, (x, edge_index, edge_type), {})
-    device = self.weight.device
     size = row_bytes({"x": x})
-    return gate.enter(
-        call, type(self).__name__, _reasons(self, x, edge_index, edge_type, size), _stacked, device,
-        row_bytes=size, counts=False,
-    )  # fmt: skip
+    reasons = _reasons(self, x, edge_index, edge_type, size)
+    return gate.enter(call, reasons, _stacked, self.weight.device, row_bytes=size, counts=False)
 
 
 def _stacked(call: gate.Call) -> tuple[Tensor, list[str]]:
@@ -116,13 +113,24 @@ def weights_of(self: RGCNConv) -> Tensor:
     return flat.view(self.num_relations, self.in_channels_l, self.out_channels)
 
 
+def stacking_reasons(layers: Iterable[MessagePassing], graphs: Sequence[Any]) -> list[str]:
+    """Return why relations are not stacked, whatever their layers."""
+    if any(type(graph) is not Tensor or graph.layout is not torch.strided for graph in graphs):
+        return ["not a plain edge_index"]
+    if is_watched(*layers):
+        return ["hooks, or methods of their own"]
+    if in_force() is not None:
+        return ["edges are sampled"]
+    return ["autocast"] if torch.is_autocast_enabled(graphs[0].device.type) else []
+
+
 def _reasons(self: RGCNConv, x: Any, edge_index: Any, edge_type: Any, size: int) -> list[str]:
     """Why a call is left to the loop."""
     if reasons := transform_reasons() or subclass_reasons(x):  # before operators that a mode sees
         return reasons
+    if reasons := stacking_reasons([self], [edge_index]):
+        return reasons
     sides = x if isinstance(x, tuple) and len(x) == 2 else (x, x)
-    if type(edge_index) is not Tensor or edge_index.layout != torch.strided:
-        return ["not a plain edge_index"]
     if type(edge_type) is not Tensor or edge_type.shape != edge_index.shape[1:]:
         reasons.append("no relation for every edge")
     elif edge_type.dtype not in (torch.int32, torch.int64) or edge_type.device != edge_index.device:
@@ -138,12 +146,6 @@ def _reasons(self: RGCNConv, x: Any, edge_index: Any, edge_type: Any, size: int)
         reasons.append(f"aggr={self.aggr_module!r}")
     own = [name for name in _OWN if getattr(type(self), name) is not getattr(RGCNConv, name)]
     reasons += [f"a {name} of its own" for name in own]
-    if is_watched(self):
-        reasons.append("hooks, or methods of its own")
-    if in_force() is not None:
-        reasons.append("edges are sampled")
-    if torch.is_autocast_enabled(edge_index.device.type):
-        reasons.append("autocast")
     if reasons or (reasons := call_reasons(self, edge_index)) or running_recorder.recorder:
         return reasons
     key, work = ("relations", _sizes(self, *sides), self.flow), work_of([formula_of(self)], 1)

@@ -110,8 +110,6 @@ def aggregate(
     formula: Formula,
     operands: Sequence[Tensor],
     reduces: Sequence[str],
-    *,
-    edge_order: bool = True,
 ) -> tuple[list[Tensor], str]:
     """Reduce messages over their target nodes, over a sample if one is asked for and possible.
 
@@ -120,67 +118,56 @@ def aggregate(
         formula: the message.
         operands: by operand index.
         reduces: what to compute.
-        edge_order: edge data is in the order of the edge list, else in that of the CSR.
 
     Returns:
         One tensor a reduction, and what to say of the sampling in the report.
     """
     sampling = in_force()
-    exact = "" if sampling is None else _exact_reason(graph, formula, operands, reduces, sampling)
-    if sampling is None or exact:
+    read = "" if sampling is None else _read_by_sample(graph, formula, operands, reduces, sampling)
+    if sampling is None or isinstance(read, str):
         asked: Any = reduces[0] if len(reduces) == 1 else list(reduces)
-        found: Any = perform(
-            ops.gspmm, graph, formula, operands, reduce=asked, edge_order=edge_order
-        )
+        found: Any = perform(ops.gspmm, graph, formula, operands, reduce=asked, edge_order=True)
         outs: list[Tensor] = [found] if len(reduces) == 1 else list(found)
-        return outs, f" (exact: {exact})" if exact else ""
-    (x, weight), shape = _meet(formula, operands)
+        return outs, f" (exact: {read})" if read else ""
+    x, weight, shape = read
     how: dict[str, Any] = {"width": sampling.width, "strategy": sampling.strategy}
     outs = []
     for reduce in reduces:
         rescale = sampling.rescale if reduce == "sum" else "none"
         out = perform(
-            ops.sampled_spmm, graph, x, weight, reduce=reduce, rescale=rescale,
-            edge_order=edge_order, **how,
+            ops.sampled_spmm, graph, x, weight, reduce=reduce, rescale=rescale, edge_order=True,
+            **how,
         )  # fmt: skip
         outs.append(out.reshape(out.size(0), *shape))
     return outs, f" over {sampling.width} edges by {sampling.strategy}"
 
 
-def _exact_reason(
+def _read_by_sample(
     graph: Graph,
     formula: Formula,
     operands: Sequence[Tensor],
     reduces: Sequence[str],
     sampling: Sampling,
-) -> str:
-    """Why a reduction is not sampled; empty if it is."""
+) -> tuple[Tensor, Tensor | None, tuple[int, ...]] | str:
+    """Features and weights as the operator wants them, and the shape of a result's row.
+
+    Or why the reduction is not sampled.
+    """
     if not set(reduces) <= {"sum", "mean"}:
         return "only sums and means are sampled"
+    if sampling.rescale == "gcn" and "sum" in reduces and graph.num_rows != graph.num_cols:
+        return "rescale='gcn' is for graphs with as many targets as sources"
     sides = weighted_source(formula)
     if sides is None:
         return "only features, or features times a weight, are sampled"
     x, weight = operands[sides[0]], None if sides[1] is None else operands[sides[1]]
-    one = weight is None or (weight.shape[1:].numel() == 1 and weight.dim() <= max(x.dim(), 2))
-    heads = weight is not None and x.dim() == 3 and weight.shape[1:] == (x.size(1), 1)
-    if not one and not heads:
-        return "weights of each feature are not sampled"
-    if sampling.rescale == "gcn" and "sum" in reduces and graph.num_rows != graph.num_cols:
-        return "rescale='gcn' is for graphs with as many targets as sources"
-    return ""
-
-
-def _meet(
-    formula: Formula, operands: Sequence[Tensor]
-) -> tuple[tuple[Tensor, Tensor | None], tuple[int, ...]]:
-    """Features and weights as the operator wants them, and the shape of a result's row."""
-    sides = weighted_source(formula)
-    assert sides is not None
-    x, weight = operands[sides[0]], None if sides[1] is None else operands[sides[1]]
     shape = tuple(x.shape[1:])
-    if weight is not None and weight.shape[1:].numel() != 1:
-        return (x, weight.squeeze(-1)), shape
     if weight is not None:
-        shape = broadcast(shape, weight.shape[1:])
-        weight = weight.reshape(weight.size(0))
-    return (x.reshape(x.size(0), x.shape[1:].numel()), weight), shape
+        if weight.shape[1:].numel() == 1 and weight.dim() <= max(x.dim(), 2):
+            shape = broadcast(shape, weight.shape[1:])
+            weight = weight.reshape(weight.size(0))
+        elif x.dim() == 3 and weight.shape[1:] == (x.size(1), 1):
+            return x, weight.squeeze(-1), shape
+        else:
+            return "weights of each feature are not sampled"
+    return x.reshape(x.size(0), x.shape[1:].numel()), weight, shape

@@ -5,10 +5,10 @@ from functools import lru_cache, wraps
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch_geometric.utils.num_nodes import maybe_num_nodes
 
 from pyg_accel.machine import is_captured
+from pyg_accel.matrices import is_edge_index
 from pyg_accel.native import library_of
 
 __all__ = ["native"]
@@ -32,11 +32,8 @@ def native(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _is_plain(edge_index: Any) -> bool:
-    if _functions() or _operators():
-        return False  # a mode is to see PyG's operators
-    if type(edge_index) is not Tensor or edge_index.dtype != torch.int64:
-        return False
-    return edge_index.dim() == 2 and edge_index.size(0) == 2 and edge_index.layout == torch.strided
+    observed = _functions() or _operators()  # a mode is to see PyG's operators
+    return not observed and is_edge_index(edge_index) and edge_index.dtype == torch.int64
 
 
 def _library(edge_index: Any) -> Any:

@@ -109,9 +109,8 @@ class Trace(Tracer):
         assert isinstance(formula, Operand)
         if formula.side == "e":
             return materialize(self.operands[numbers[0]])
-        row = self.target if formula.side == "v" else 1 - self.target
         (operand,) = self._operands(numbers, self.sizes[self.target] or 1)
-        return operand.index_select(0, self.edge_index[row])
+        return operand.index_select(0, self.edge_index[self.end_of(formula.side)])
 
     def dot(self, lazy: LazyTensor) -> Tensor:
         """Sum over the last dimension: [E, ...] without it, written out."""
@@ -141,7 +140,6 @@ class Trace(Tracer):
             source = Source(self.edge_index, self.target, graph, formula, operands,
                             [self.repeated[n] for n in numbers], lazy.dtype, shape)  # fmt: skip
         self.formulas.append(source.text())
-        self.source = source
         weights = source.written() if self.writes_weights else Weights.of(source)
         return self.leaf("e", weights, shape, 0)
 

@@ -44,14 +44,9 @@ class EdgeTensor(Tensor):
 
 
 class DeferredOperand(EdgeTensor):
-    """A tensor [E, ...] that is computed when a function reads its values.
-
-    Attributes:
-        of_nodes: whether it has a row per node; functions of each row are applied immediately.
-    """
+    """A tensor [E, ...] that is computed when a function reads its values."""
 
     waits = True
-    of_nodes = False
 
     @staticmethod
     def __new__(

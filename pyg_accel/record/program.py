@@ -8,6 +8,7 @@ import operator
 from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -72,7 +73,7 @@ class LayerProgram:
         return other
 
     def _compile(self) -> None:
-        constants = _Constants(self.constants)
+        constants = SimpleNamespace(**self.constants)
         self._parts = split(self.graph)
         self.writes = any(WRITES in node.meta for node in self.graph.nodes)
         self.derives = sum(_remembers(node) for node in self.graph.nodes)
@@ -173,19 +174,12 @@ def _same_arguments(value: Any, other: Any, pairs: dict[torch.fx.Node, torch.fx.
     return bool(value == other)
 
 
-def _compiled(graph: torch.fx.Graph, constants: "_Constants") -> Callable[..., Any]:
+def _compiled(graph: torch.fx.Graph, constants: SimpleNamespace) -> Callable[..., Any]:
     code = graph.python_code("self")
     names = dict(code.globals)
     exec(code.src, names)
     bound: Callable[..., Any] = names["forward"].__get__(constants)
     return bound
-
-
-class _Constants:
-    """The constants of a program as attributes."""
-
-    def __init__(self, constants: dict[str, Any]) -> None:
-        vars(self).update(constants)
 
 
 def record(

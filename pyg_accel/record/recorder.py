@@ -18,9 +18,11 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, fx
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
 
 from pyg_accel.cache import memory_of
 from pyg_accel.formula import Operand
+from pyg_accel.memo import tensors_in
 from pyg_accel.record.about import ABOUT, WRITES, About
 from pyg_accel.record.calls import Calls
 from pyg_accel.record.code import is_package_file
@@ -70,7 +72,8 @@ def perform(function: Callable[..., T], *args: Any, borrows: bool = False, **kwa
         if recorder is None:
             return function(*args, **kwargs)
         with recorder.hidden():
-            result = function(*_integers(args), **_integers(kwargs))
+            plain_args, plain_kwargs = tree_map_only(Dim, int, (args, kwargs))
+            result = function(*plain_args, **plain_kwargs)
         recorder.take(function, args, kwargs, result, trusted=True, borrows=borrows)
     return result
 
@@ -238,8 +241,8 @@ class Recorder(TorchFunctionMode):
                 return self.stop("it changes a tensor in place that other calls share")
             if _modes() != self._modes or name == "__set__" or "seed" in name:
                 return self.stop(f"it changes the mode of torch or of a tensor ({name})")
-            if not (_holds_tensors(result) or changes):
-                if _holds_tensors([*args, *kwargs.values()]):
+            if not (tensors_in(result) or changes):
+                if tensors_in((args, kwargs)):
                     name = getattr(getattr(function, "__self__", None), "__name__", name)
                     self.stop(f"what it does depends on the numbers in a tensor ({name})")
                 return
@@ -284,9 +287,9 @@ class Recorder(TorchFunctionMode):
             if isinstance(value, Tensor):
                 node.meta[ABOUT] = About.of(value)
                 yield value, node
-        if isinstance(value, (tuple, list)) and _holds_tensors(value):
+        if isinstance(value, (tuple, list)):
             for index, item in enumerate(value):
-                if _holds_tensors(item):
+                if tensors_in(item):
                     part = self.graph.call_function(operator.getitem, (node, index))
                     yield from self._bind(item, part)
 
@@ -377,17 +380,6 @@ class Recorder(TorchFunctionMode):
         return node
 
 
-def _integers(value: Any) -> Any:
-    """Return arguments with plain integers in place of sizes that vary."""
-    if type(value) is Dim:
-        return int(value)
-    if type(value) is dict:
-        return {k: _integers(v) for k, v in value.items()}
-    if type(value) in (tuple, list):
-        return type(value)(map(_integers, value))
-    return value
-
-
 def _is_fact(function: Any, name: str) -> bool:
     """Whether a function reads a property that the signature of the arguments fixes."""
     if asks(function) or name in _ASKED:
@@ -397,12 +389,6 @@ def _is_fact(function: Any, name: str) -> bool:
     if name in _IDENTITY:
         return is_package_file(sys._getframe(3).f_code.co_filename)
     return name == "requires_grad"
-
-
-def _holds_tensors(value: Any) -> bool:
-    if isinstance(value, (tuple, list)):
-        return any(map(_holds_tensors, value))
-    return isinstance(value, Tensor)
 
 
 def _modes() -> tuple[Any, ...]:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from pyg_accel.memo import tensors_in
 from pyg_accel.record.guard import NotComparable
 
 __all__ = ["LEAST", "Signature"]
@@ -47,7 +48,7 @@ class Signature:
 
     def leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
         """Return the tensors among arguments."""
-        return [*_tensors(args), *_tensors(tuple(kwargs.values()))]
+        return tensors_in((args, kwargs))
 
     def compiled(self) -> Callable[[tuple[Any, ...], dict[str, Any]], tuple[Tensor, ...] | None]:
         """Return a function that returns the tensors of arguments that fit, and None for others."""
@@ -155,11 +156,3 @@ def _describe(value: Any) -> Iterator[Any]:
         yield kind, value
     else:
         raise NotComparable(f"an argument of type {kind.__name__}")
-
-
-def _tensors(values: Any) -> Iterator[Tensor]:
-    for value in values:
-        if isinstance(value, Tensor):
-            yield value
-        elif isinstance(value, _SEQUENCES):
-            yield from _tensors(value)

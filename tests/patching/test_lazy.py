@@ -109,6 +109,13 @@ FUSED = {
     "hoisted-linear": (lambda i, j, e, w: LINEAR(j), "u0"),
     "hoisted-linear-both": (lambda i, j, e, w: LINEAR(i) * LINEAR(j), "mul(v0,u1)"),
     "hoisted-activation": (lambda i, j, e, w: j.relu() + i.tanh(), "add(u0,v1)"),
+    "hoisted-along-features": (lambda i, j, e, w: j.softmax(-1) * i.mean(1, True), "mul(u0,v1)"),
+    "hoisted-extremes": (lambda i, j, e, w: j.max(1, keepdim=True)[0] + i, "add(u0,v1)"),
+    "hoisted-bounds": (lambda i, j, e, w: j.clamp(SCALE, 2 + SCALE) - i.sin(), "sub(u0,v1)"),
+    "hoisted-heads": (
+        lambda i, j, e, w: j.view(-1, 2, 3).permute(0, 2, 1).flatten(1) * i,
+        "mul(u0,v1)",
+    ),
     "cat-linear": (lambda i, j, e, w: WIDE(torch.cat([i, j, e], -1)), "add(add(v0,u1),e2)"),
     "cat-linear-difference": (
         lambda i, j, e, w: WIDE(torch.cat([i, j, i], 1)).relu(),

@@ -24,7 +24,7 @@ from pyg_accel.patching.networks import has_network, is_of_edges
 from pyg_accel.patching.rules import concatenation, products, rowwise, shapes  # noqa: F401 - for their rules
 from pyg_accel.patching.rules.common import MAX_MATERIALIZED_WIDTH, RULES, Args, Declined, Kwargs
 from pyg_accel.patching.rules.elementwise import assign
-from pyg_accel.patching.rules.rowwise import lazies_in, record
+from pyg_accel.patching.rules.rowwise import lazies_in, on_nodes, record
 from pyg_accel.patching.rules.scatter import reduce_over_targets
 from pyg_accel.patching.running import Unrecognised
 from pyg_accel.record.edge_tensors import name_of, plain_shape, replaced
@@ -120,6 +120,8 @@ def apply(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
     scatters = name.startswith("scatter")  # those rules write into the tensor that they are given
     if in_place and not scatters and not isinstance(args[0], LazyTensor):
         raise Unrecognised(f"'{name}' changes a tensor by messages in place")
+    if kwargs.get("out") is None and (result := on_nodes(func, args, kwargs)) is not None:
+        return result
     rule = RULES.get(name[:-1] if in_place else name)
     if rule is not None and args and kwargs.get("out") is None:
         try:

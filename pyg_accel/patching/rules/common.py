@@ -21,7 +21,6 @@ __all__ = [
     "Kwargs",
     "Rule",
     "hoist",
-    "is_of_nodes",
     "map_operands_of",
     "need_formula",
     "rule",
@@ -96,27 +95,21 @@ def hoist(func: Callable[..., Any], lazy: LazyTensor, args: Args, kwargs: Kwargs
     return type(result)(map(wrap, result)) if isinstance(result, (list, tuple)) else wrap(result)
 
 
-def is_of_nodes(lazy: LazyTensor) -> bool:
-    """Whether the operand of a lazy tensor of one side may have rows that no edge reads."""
-    operand = lazy.formula
-    assert isinstance(operand, Operand)
-    return operand.side != "e" and not lazy.tracer.repeated[operand.index]
-
-
 def without_idle_rows(lazy: LazyTensor) -> LazyTensor:
     """Put ones in the rows that no edge reads: there features may be infinite, or no numbers.
 
     The gradients of these rows are 0. Times a derivative that is infinite they would not be.
     """
-    trace, given = lazy.tracer, first_operand(lazy)
+    trace, given, operand = lazy.tracer, first_operand(lazy), lazy.formula
+    assert isinstance(operand, Operand)
     # Products of whole matrices, which optimize() chooses, read all rows whatever is done here.
-    if not is_of_nodes(lazy) or isinstance(given, DeferredOperand) or forced.on:
+    if isinstance(given, DeferredOperand) or forced.on:
         return lazy
-    assert isinstance(lazy.formula, Operand)
-    side = lazy.formula.side
-    row = trace.target if side == "v" else 1 - trace.target
+    if operand.side == "e" or trace.repeated[operand.index]:  # all rows are read
+        return lazy
+    row = trace.end_of(operand.side)
     idle = perform(idle_rows_of, trace.edge_index, row, given.size(0), borrows=True)
-    return trace.leaf(side, perform(_with_ones, given, idle), plain_shape(lazy), 0)
+    return trace.leaf(operand.side, perform(_with_ones, given, idle), plain_shape(lazy), 0)
 
 
 def _with_ones(features: Tensor, idle: IdleRows) -> Tensor:

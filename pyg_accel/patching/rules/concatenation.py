@@ -268,8 +268,6 @@ def _sum(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
         raise Declined
     if lazy.edge_dim != 0:
         raise Declined
-    if is_single_side(lazy):
-        return hoist(func, lazy, args[1:], kwargs)
     if place % rank == rank - 1 and (keepdim or rank > 3):
         out = lazy.tracer.dot(lazy)
         return out.unsqueeze(-1) if keepdim else out

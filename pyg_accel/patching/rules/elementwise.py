@@ -11,23 +11,20 @@ from pyg_accel.formula import Binary, Const, Formula, Operand, Unary
 from pyg_accel.functions import FUNCTIONS, PARAMETRIC, UNARY
 from pyg_accel.ops.layout import Layout, broadcast
 from pyg_accel.patching.lazy import LazyTensor, Tracer, first_operand, is_single_side
-from pyg_accel.patching.networks import Network
 from pyg_accel.patching.rules.common import (
     RULES,
     Args,
     Declined,
     Kwargs,
     Rule,
-    hoist,
     map_operands_of,
     need_formula,
     rule,
     with_formula,
     without_idle_rows,
 )
-from pyg_accel.patching.rules.rowwise import record
 from pyg_accel.patching.running import Unrecognised
-from pyg_accel.record.edge_tensors import DeferredOperand, materialize, name_of, plain_shape
+from pyg_accel.record.edge_tensors import DeferredOperand, materialize, plain_shape
 
 
 def assign(target: LazyTensor, result: Any) -> LazyTensor:
@@ -44,19 +41,12 @@ def assign(target: LazyTensor, result: Any) -> LazyTensor:
 
 
 def _unary(build: Callable[..., Formula]) -> Rule:
-    """A function of one argument and numbers: on the nodes if it can be, else in the formula."""
+    """A function of one argument and numbers, in the formula."""
 
     def apply_rule(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
         lazy = need_formula(args[0], summed=True)
         if any(isinstance(value, Tensor) for value in (*args[1:], *kwargs.values())):
             raise Declined
-        in_place = name_of(func).endswith("_") or kwargs.get("inplace", False)
-        if is_single_side(lazy) and lazy.edge_dim == 0 and not in_place:
-            operand = first_operand(lazy)
-            if isinstance(operand, Network):
-                return record(func, args, kwargs)
-            if not isinstance(operand, DeferredOperand) or operand.of_nodes:
-                return hoist(func, lazy, args[1:], kwargs)
         kwargs = {k: v for k, v in kwargs.items() if k != "inplace"}
         if not all(_is_finite(value) for value in (*args[1:], *kwargs.values())):
             raise Declined
@@ -87,34 +77,6 @@ def _pow(x: Formula, exponent: float) -> Formula:
     return Binary("mul", x, x) if exponent == 2 else Unary("pow", x, float(exponent))
 
 
-_power_of_number = _unary(_pow)
-
-
-def _power(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
-    exponent = args[1] if len(args) > 1 else kwargs.get("exponent")
-    if isinstance(exponent, Tensor):
-        return _power_of_all(func, args, exponent)
-    return _power_of_number(func, args, kwargs)
-
-
-def _power_of_all(func: Callable[..., Any], args: Args, exponent: Tensor) -> LazyTensor:
-    """Take the features of the nodes to a power that is learned, the same for all of them."""
-    lazy = need_formula(args[0])
-    rank = len(plain_shape(lazy))
-    shared = not isinstance(exponent, LazyTensor) and (
-        exponent.dim() < rank or (exponent.dim() == rank and exponent.size(0) == 1)
-    )
-    if not shared or len(args) != 2 or name_of(func).endswith("_"):
-        raise Declined
-    result: LazyTensor = hoist(func, lazy, (exponent,), {})
-    return result
-
-
-def _at_nodes_alone(x: Formula, *args: Any, **kwargs: Any) -> Formula:
-    """No formula says it: not to the last digit, or not its gradient at the edge of a piece."""
-    raise Declined
-
-
 def _gelu(x: Formula, approximate: str = "none") -> Formula:
     if approximate != "none":
         raise Declined
@@ -130,10 +92,9 @@ RULES["softplus"] = _unary(_softplus)
 RULES["square"] = _unary(lambda x: Binary("mul", x, x))
 RULES["reciprocal"] = _unary(lambda x: Binary("div", Const(1.0), x))
 RULES["rsqrt"] = _unary(lambda x: Binary("div", Const(1.0), Unary("sqrt", x)))
-RULES["pow"] = RULES["__pow__"] = _power
-# Of exp(x) - 1 nothing is left where x is small, nor of m + relu(x - m) where m is large; the
-# gradient of relu is 0 at 0, that of elu and clamp(min=0) is 1.
-RULES["elu"] = RULES["clamp"] = RULES["clamp_min"] = _unary(_at_nodes_alone)
+RULES["pow"] = RULES["__pow__"] = _unary(_pow)
+# There is none for elu and clamp. Of exp(x) - 1 nothing is left where x is small, nor of
+# m + relu(x - m) where m is large; the gradient of relu is 0 at 0, that of clamp(min=0) is 1.
 
 
 def _binary(op: str, *, swap: bool = False) -> Rule:

@@ -61,8 +61,8 @@ def _product(lazy: Any, matrices: Any) -> LazyTensor:
             raise Declined
         if x.dim() != weight.dim() or x.size(1) != 1 or x.shape[-2:] != blocks.shape[1:3]:
             raise Declined
-    row = trace.target if operand.side == "v" else 1 - trace.target
     with quiet():
         chosen = Matrices.of(blocks, matrices.edge_type)
-        product = multiply(x.reshape(x.size(0), *x.shape[-2:]), chosen, trace.edge_index, row)
+        rows = x.reshape(x.size(0), *x.shape[-2:])
+        product = multiply(rows, chosen, trace.edge_index, trace.end_of(operand.side))
     return trace.leaf("e", product, plain_shape(product), 0)

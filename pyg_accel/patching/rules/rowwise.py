@@ -26,20 +26,21 @@ from pyg_accel.patching.networks import (
     reasons_against,
     viewed,
 )
-from pyg_accel.patching.rules.common import Args, Declined, Kwargs
+from pyg_accel.patching.rules.common import Args, Declined, Kwargs, hoist, share
 from pyg_accel.patching.running import Unrecognised
-from pyg_accel.record.edge_tensors import EdgeTensor, name_of, plain_shape
+from pyg_accel.record.edge_tensors import DeferredOperand, EdgeTensor, name_of, plain_shape
 
-__all__ = ["defers", "lazies_in", "leaves_edges_alone", "makes_matrices", "product", "record"]
+__all__ = ["defers", "lazies_in", "leaves_edges_alone", "makes_matrices", "on_nodes", "product",
+           "record"]  # fmt: skip
 
 # Number by number.
 _EACH = frozenset({
-    "abs", "acos", "asin", "atan", "bfloat16", "celu", "clamp", "clamp_max", "clamp_min", "clone",
-    "contiguous", "cos", "cosh", "detach", "double", "elu", "erf", "exp", "exp2", "expm1", "float",
-    "gelu", "half", "hardsigmoid", "hardswish", "hardtanh", "leaky_relu", "log", "log1p", "log2",
-    "logsigmoid", "mish", "neg", "pow", "__pow__", "reciprocal", "relu", "relu6", "rsqrt", "selu",
-    "sigmoid", "sign", "silu", "sin", "sinh", "softplus", "softsign", "sqrt", "square", "tan",
-    "tanh", "tanhshrink", "threshold",
+    "__abs__", "abs", "acos", "asin", "atan", "bfloat16", "celu", "clamp", "clamp_max", "clamp_min",
+    "clone", "contiguous", "cos", "cosh", "detach", "double", "elu", "erf", "exp", "exp2", "expm1",
+    "float", "gelu", "half", "hardsigmoid", "hardswish", "hardtanh", "leaky_relu", "log", "log1p",
+    "log2", "logsigmoid", "mish", "__neg__", "neg", "__pow__", "pow", "reciprocal", "relu", "relu6",
+    "rsqrt", "selu", "sigmoid", "sign", "silu", "sin", "sinh", "softplus", "softsign", "sqrt",
+    "square", "tan", "tanh", "tanhshrink", "threshold",
 })  # fmt: skip
 # Along one dimension, with the place of `dim` among the arguments.
 _ALONG = {"softmax": 1, "log_softmax": 1, "logsumexp": 1, "sum": 1, "mean": 1, "amax": 1,
@@ -47,6 +48,12 @@ _ALONG = {"softmax": 1, "log_softmax": 1, "logsumexp": 1, "sum": 1, "mean": 1, "
           "unbind": 1}  # fmt: skip
 _EXTREMES = ("max", "min")  # along one dimension: numbers, and where they are
 _PICKS = frozenset({"__getitem__", "narrow", "select", "chunk", "split", "tensor_split"})
+# Results share memory with what they are made of.
+_PARTS = _PICKS | {"unbind", "transpose", "swapaxes", "permute"}
+# What rules do with the others does not depend on their operands, or copies nothing.
+_ON_NODES = _PARTS.union(_EACH, _ALONG) - {
+    "clone", "contiguous", "detach", "bfloat16", "double", "float", "half",
+}  # fmt: skip
 _VIEWS = frozenset({"view", "reshape", "unsqueeze", "squeeze", "flatten", "unflatten"})
 _PRODUCTS = frozenset({"matmul", "__matmul__", "bmm", "einsum", "@"})
 
@@ -83,6 +90,31 @@ def record(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
         leaf(trace, calls(trace, operator.getitem, step, n), t.shape, t.dtype)
         for n, t in enumerate(like)
     )
+
+
+def on_nodes(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
+    """Apply a function that works row by row to the operand of messages that are one.
+
+    Returns:
+        None for other functions and messages.
+    """
+    name, lazy = name_of(func), args[0] if args else None
+    if name not in _ON_NODES or kwargs.get("inplace") or not isinstance(lazy, LazyTensor):
+        return None
+    if (
+        not is_single_side(lazy)
+        or lazy.edge_dim != 0
+        or not _works_by_row(name, args, kwargs, lazy)
+    ):
+        return None
+    operand = first_operand(lazy)
+    if name in _EACH:  # formulas may read weights and products that wait
+        if isinstance(operand, DeferredOperand) and not isinstance(operand, Network):
+            return None
+    elif plain_shape(operand)[1:] != plain_shape(lazy)[1:]:  # it broadcasts
+        return None
+    result = hoist(func, lazy, args[1:], kwargs)
+    return share(lazy, result) if name in _PARTS else result
 
 
 def lazies_in(args: Args) -> list[LazyTensor]:
@@ -147,7 +179,7 @@ def _works_by_row(name: str, args: Args, kwargs: Kwargs, lead: LazyTensor) -> bo
     shared = [t for t in others if isinstance(t, Tensor)]
     if any(isinstance(t, LazyTensor) for t in shared):
         return False
-    if any(t.dim() > 1 for t in shared[name == "linear" :]):
+    if any(t.dim() >= rank and plain_shape(t)[0] != 1 for t in shared[name == "linear" :]):
         return False
     if name == "linear":
         return rank > 1 and shared[0].dim() == 2
@@ -162,11 +194,13 @@ def _works_by_row(name: str, args: Args, kwargs: Kwargs, lead: LazyTensor) -> bo
         return rank > 1 and not training
     if name in ("prelu", "group_norm"):
         return rank > 1
-    if shared or any(isinstance(t, (list, tuple)) for t in others if name not in _VIEWS | _PICKS
-                     | {"sum", "mean", "amax", "amin", "permute"}):  # fmt: skip
+    if any(isinstance(t, (list, tuple)) for t in others if name not in _VIEWS | _PICKS
+           | {"sum", "mean", "amax", "amin", "permute"}):  # fmt: skip
         return False
     if name in _EACH:
         return True
+    if shared:
+        return False
     if name in _ALONG:
         place = _ALONG[name]
         dims = (

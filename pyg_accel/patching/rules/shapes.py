@@ -112,30 +112,17 @@ def _reshaped(operand: Tensor, *shape: int) -> Tensor:
     return traced
 
 
-@rule("transpose", "swapaxes")
-def _transpose(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
-    """Exchange two dimensions of features."""
-    lazy = need_formula(args[0])
-    shape = plain_shape(lazy)
-    if len(args) != 3 or kwargs or not is_single_side(lazy):
-        raise Declined
-    if any(type(d) is not int or d % len(shape) == 0 for d in args[1:]):
-        raise Declined
-    if plain_shape(first_operand(lazy))[1:] != shape[1:]:  # it broadcasts
-        raise Declined
-    return share(lazy, hoist(func, lazy, args[1:], kwargs))
-
-
 @rule("__getitem__", "narrow", "select", "chunk", "split", "tensor_split")
 def _pick(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
+    """Pick a part of each piece of a concatenation."""
     lazy = args[0]
     if not isinstance(lazy, LazyTensor) or not leaves_edges_alone(name_of(func), args, kwargs):
         raise Declined
-    if lazy.parts is not None:
-        return concatenate(
-            [_pick_part(lazy.tracer, func, part, args[1:], kwargs) for part in lazy.parts]
-        )
-    return share(lazy, hoist(func, lazy, args[1:], kwargs))
+    if lazy.parts is None:
+        raise Declined
+    return concatenate(
+        [_pick_part(lazy.tracer, func, part, args[1:], kwargs) for part in lazy.parts]
+    )
 
 
 @rule("gather")
@@ -152,10 +139,9 @@ def _pick_one_each(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
     trace = lazy.tracer
     if operand.side == "e" or trace.repeated[operand.index] or index.shape != (shape[0], 1):
         raise Declined
-    row = trace.target if operand.side == "v" else 1 - trace.target
     with quiet():
         flat = first_operand(lazy).reshape(-1)
-        places = trace.edge_index[row].long() * shape[1] + index[:, 0]
+        places = trace.edge_index[trace.end_of(operand.side)].long() * shape[1] + index[:, 0]
         return flat.index_select(0, places).unsqueeze(1)
 
 
