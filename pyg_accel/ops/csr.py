@@ -7,7 +7,7 @@ It returns copies: the memory of an operator's results is the compiler's, which 
 import torch
 from torch import Tensor
 
-from pyg_accel.derived import derived, keep
+from pyg_accel.derived import derived, find, keep
 from pyg_accel.graph import CSR, Graph
 from pyg_accel.machine import is_captured
 from pyg_accel.ops.operator import define
@@ -26,13 +26,13 @@ def graph_of(edge_index: Tensor, num_rows: int, num_cols: int, target: int) -> G
         num_cols: number of source nodes.
         target: row of edge_index that holds the target nodes.
     """
-
-    def make() -> Graph:
+    graph: Graph | None = find((edge_index,), ("graph", target, num_rows, num_cols))
+    if graph is None:
         size = (num_cols, num_rows) if target == 1 else (num_rows, num_cols)
         flow = "source_to_target" if target == 1 else "target_to_source"
-        return Graph.from_edge_index(edge_index, size, flow)
-
-    return derived((edge_index,), ("graph", target, num_rows, num_cols), make)
+        graph = Graph.from_edge_index(edge_index, size, flow)
+        keep_graph(edge_index, target, graph)
+    return graph
 
 
 class IdleRows:
