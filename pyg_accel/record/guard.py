@@ -333,27 +333,20 @@ class Guard:
 _contents_of = attrgetter("cell_contents")
 
 
-def _getter(names: tuple[Any, ...]) -> _Getter:
-    """Return a function that returns the values of these names in a dictionary."""
-    return itemgetter(*names, *names[:1]) if names else lambda mapping: ()
+def _getter(keys: tuple[Any, ...]) -> _Getter:
+    """Return a function that returns the values at these keys of a dictionary or a list."""
+    return itemgetter(*keys, *keys[:1]) if keys else lambda mapping: ()
 
 
-def _parts_of(
-    functions: list[types.FunctionType],
-) -> tuple[int, _Getter, tuple[Any, ...]]:
+def _parts_of(functions: list[types.FunctionType]) -> tuple[int, _Getter, tuple[Any, ...]]:
     """Return how many objects functions refer to, what picks code and defaults, and these.
 
     Their attributes are not read: each time Python would call the audit hooks of the process, and
     filelock, which torch imports, has one.
     """
     found = get_referents(*functions)
-    parts = [
-        p
-        for f in functions
-        for p in (f.__code__, f.__defaults__, f.__kwdefaults__)
-        if p is not None
-    ]
-    wanted = {id(part) for part in parts}
+    compared = attrgetter("__code__", "__defaults__", "__kwdefaults__")
+    wanted = {id(part) for f in functions for part in compared(f) if part is not None}
     places = tuple([place for place, part in enumerate(found) if id(part) in wanted])
     get = _getter(places)
     return len(found), get, get(found)
