@@ -76,6 +76,7 @@ class RewrittenLayer(torch.nn.Module):
         options: of ``optimize()``.
         decisions: the last decisions, the latest last.
         reasons: why calls ran the layer itself, and how many.
+        calls: the lines of code that called the layer with the examples of ``optimize()``.
     """
 
     def __init__(self, conv: MessagePassing, options: Options) -> None:
@@ -85,6 +86,7 @@ class RewrittenLayer(torch.nn.Module):
         self.options = options
         self.decisions: list[Decision] = []
         self.reasons: dict[str, int] = {}
+        self.calls: tuple[str, ...] = ()
         # By the halo of the calls; by this object for calls without one.
         self._recorded: weakref.WeakKeyDictionary[Any, Programs] = weakref.WeakKeyDictionary()
         self._rewritten: dict[LayerProgram, _Rewritten] = {}
