@@ -1,8 +1,8 @@
 """Matrix IR: what a layer computes, as products and sums of named matrices (paper, section 3.2).
 
 Data only. An expression is a value: two equal ones are the same matrix, and are computed once. Row
-broadcasts with vectors become diagonal factors (:mod:`.equivalents`), so that only elementwise maps
-and attention separate the factors of a product.
+broadcasts with vectors, such as normalisations, are products with diagonals, so that only
+elementwise maps and attention separate the factors of a product.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -12,7 +12,6 @@ from typing import Literal, get_args
 __all__ = [
     "SPARSE",
     "Attend",
-    "Broadcast",
     "Expr",
     "Kind",
     "Leaf",
@@ -39,11 +38,11 @@ class _Operators:
 
     __slots__ = ()
 
-    def __matmul__(self, other: "Expr") -> "Product":
-        return Product((self, other))  # type: ignore[arg-type]
+    def __matmul__(self, other: "Expr") -> "Expr":
+        return product_of((self, other))  # type: ignore[arg-type]
 
-    def __add__(self, other: "Expr") -> "Sum":
-        return Sum((self, other))  # type: ignore[arg-type]
+    def __add__(self, other: "Expr") -> "Expr":
+        return sum_of((self, other))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,27 +158,6 @@ class Map(_Operators):
 
 
 @dataclass(frozen=True, slots=True)
-class Broadcast(_Operators):
-    """Every row of ``arg`` times an element of a vector: how layers write a normalisation."""
-
-    vector: Leaf
-    arg: "Expr"
-
-    @property
-    def rows(self) -> str:
-        """Of the argument."""
-        return self.arg.rows
-
-    @property
-    def cols(self) -> str:
-        """Of the argument."""
-        return self.arg.cols
-
-    def __str__(self) -> str:
-        return f"{self.vector} ⊗ ({self.arg})"
-
-
-@dataclass(frozen=True, slots=True)
 class Attend(_Operators):
     """Scores of the edges of ``matrix`` from node features, softmax over every row.
 
@@ -212,7 +190,7 @@ class Attend(_Operators):
         return f"{self.name}({', '.join(map(str, (self.matrix, *self.args)))})"
 
 
-Expr = Leaf | Product | Sum | Map | Broadcast | Attend
+Expr = Leaf | Product | Sum | Map | Attend
 
 
 def children(expr: Expr) -> tuple[Expr, ...]:
@@ -222,21 +200,19 @@ def children(expr: Expr) -> tuple[Expr, ...]:
             return parts
         case Map(arg=arg):
             return (arg,)
-        case Broadcast(vector=vector, arg=arg):
-            return (vector, arg)
         case Attend(matrix=matrix, args=args):
             return (matrix, *args)
     return ()
 
 
 def map_children(expr: Expr, change: Callable[[Expr], Expr]) -> Expr:
-    """Return an expression with its direct parts changed, except vectors and matrices of edges."""
+    """Return an expression with its direct parts changed, except the matrix of attention."""
     match expr:
         case Product(factors=parts):
-            return Product(tuple(map(change, parts)))
+            return product_of(map(change, parts))
         case Sum(terms=parts):
-            return Sum(tuple(map(change, parts)))
-        case Map(arg=arg) | Broadcast(arg=arg):
+            return sum_of(map(change, parts))
+        case Map(arg=arg):
             return replace(expr, arg=change(arg))
         case Attend(args=args):
             return replace(expr, args=tuple(map(change, args)))
@@ -288,8 +264,6 @@ def verify(expr: Expr) -> None:
             raise ValueError(f"a sum within the sum {expr}")
     if isinstance(expr, Attend) and expr.matrix.kind not in SPARSE:
         raise ValueError(f"attention over {expr.matrix}, which is not sparse")
-    if isinstance(expr, Broadcast) and expr.vector.rows != expr.arg.rows:
-        raise ValueError(f"{expr.vector} has not as many elements as {expr.arg} has rows")
 
 
 def is_matrix(expr: object) -> bool:

@@ -7,7 +7,7 @@ import torch
 from torch import fx
 
 from pyg_accel.rewrite.builder import Builder, Value
-from pyg_accel.rewrite.ir import Broadcast, Expr, Leaf, Sum, is_bias, leaves_of
+from pyg_accel.rewrite.ir import Expr, Leaf, Sum, is_bias, leaves_of
 from pyg_accel.rewrite.nodes import facts_of, features_of
 from pyg_accel.rewrite.sources import has_edges, ones_like
 from pyg_accel.rewrite.tree import is_sparse
@@ -205,12 +205,11 @@ class Leaves:
 
         key: tuple[Any, ...] = ("vector", node, inverse, rows, graph, side)
         size = self._num_cols if rows == "M" else self._num_rows
-        if about.shape in ((), (1,), (1, 1)):
+        number = about.shape in ((), (1,), (1, 1))
+        if number:
             key, graph = key[:4], None
-            return self.leaf(key, "c", rows, rows, "diagonal", emit, node, number=True) @ (
-                self._with_bias_as_product(expr)
-            )
-        if about.shape != (size, 1):
+        elif about.shape != (size, 1):
             return None
-        return Broadcast(self.leaf(key, "d", rows, rows, "diagonal", emit, node),
-                         self._with_bias_as_product(expr))  # fmt: skip
+        base = "c" if number else "d"
+        leaf = self.leaf(key, base, rows, rows, "diagonal", emit, node, number=number)
+        return leaf @ self._with_bias_as_product(expr)

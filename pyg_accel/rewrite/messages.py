@@ -11,7 +11,7 @@ from pyg_accel.formula import Binary, Formula, Operand, operands_of
 from pyg_accel.rewrite.attention import Attention, read_attention
 from pyg_accel.rewrite.builder import Builder, Edges
 from pyg_accel.rewrite.changes import Changes
-from pyg_accel.rewrite.ir import Attend, Broadcast, Expr, Leaf
+from pyg_accel.rewrite.ir import Attend, Expr, Leaf
 from pyg_accel.rewrite.leaves import Leaves
 from pyg_accel.rewrite.nodes import facts_of
 from pyg_accel.rewrite.sources import (
@@ -169,7 +169,7 @@ class Messages(Leaves):
                 count = self.leaf(("count", matrix.name), "D⁻¹", "N", "N", "diagonal",
                                   lambda b: b.call(inverse_counts, graph, dtype, derived=True),
                                   graph, mean_of=matrix.name)  # fmt: skip
-                out = Broadcast(count, out)
+                out = count @ out
         for vector, inverse in sides["v"]:
             out = out and self._rows_scaled(vector, out, inverse=inverse, graph=graph, side="v")
         return None if out is None else self._scaled(term.number, out)
@@ -196,7 +196,7 @@ class Messages(Leaves):
         nodes = (graph,) if norm.weight is None else (graph, norm.weight)
         a = self.leaf(key, "A", "N", "N", kind, edges, *nodes, graph=graph)
         d = self.leaf(("roots", graph.args[0]), "D", "N", "N", "diagonal", roots, *nodes)
-        return Broadcast(d, a @ Broadcast(d, self._with_bias_as_product(expr)))
+        return d @ a @ d @ self._with_bias_as_product(expr)
 
     def _targets(
         self, graph: fx.Node, term: Term, expr: Expr, sides: dict[str, list[tuple[fx.Node, bool]]]
@@ -214,7 +214,7 @@ class Messages(Leaves):
                           derived=True)  # fmt: skip
 
         leaf = self.leaf(("degree", matrix.name), "D", "N", "N", "diagonal", emit, *source.nodes)
-        return self._scaled(term.number, Broadcast(leaf, self._with_bias_as_product(expr)))
+        return self._scaled(term.number, leaf @ self._with_bias_as_product(expr))
 
     def _matrix(self, graph: fx.Node, weights: list[tuple[fx.Node, bool]]) -> Leaf:
         """Return the matrix of the edges; its values are the product of weights [E, 1]."""

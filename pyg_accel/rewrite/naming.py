@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from pyg_accel.rewrite.ir import Attend, Broadcast, Expr, Leaf, Map, Sum, leaves_of, map_children
+from pyg_accel.rewrite.ir import Attend, Expr, Leaf, Map, Sum, leaves_of, map_children
 
 __all__ = ["Named", "named"]
 
@@ -77,8 +77,6 @@ def named(expr: Expr, order: Sequence[Leaf], aliases: Mapping[str, str]) -> Name
         match map_children(expr, mapped):
             case Leaf() as leaf:
                 return renamed(leaf)
-            case Broadcast(vector=vector) as result:
-                return replace(result, vector=renamed(vector))
             case Map(cols_out=cols) as result:
                 return replace(result, cols_out=cols and symbols[root(cols)])
             case Attend(matrix=matrix) as result:
