@@ -30,7 +30,7 @@ from pyg_accel.rewrite.override import RUNNING
 from pyg_accel.rewrite.select import DRIFT, Decision, Options, assumptions_of, make_decision
 from pyg_accel.settings import settings
 
-__all__ = ["RewrittenLayer", "recorded_call"]
+__all__ = ["RewrittenLayer"]
 
 UNSEEN = 2  # after so many calls in a row with a new graph, every call is assumed to have one
 MOST = 16  # decisions that a layer remembers
@@ -181,7 +181,7 @@ class RewrittenLayer(torch.nn.Module):
         refuse_training(self.conv)
         before = [*programs.programs]
         start = perf_counter()
-        recording = recorded_call(programs, self.conv, args, kwargs, halos)
+        recording = _recorded_call(programs, self.conv, args, kwargs, halos)
         if isinstance(recording, str):
             return self._left(recording, args, kwargs)
         program, reason = recording.program, ""
@@ -277,11 +277,10 @@ def rewritten_graph(
         for node, tensor in zip(inputs, leaves, strict=True)
         if static and _is_static(tensor, halos)
     )
-    upstream, learning, values = not torch.is_grad_enabled(), Learning(), _Values(program, leaves)
+    learning, values = Learning(), _Values(program, leaves)
     decided: dict[fx.Node, Decision] = {}
     for region in regions:
-        assumed = assumptions_of(region, learning, train=options.train, static=same,
-                               upstream=upstream)  # fmt: skip
+        assumed = assumptions_of(region, learning, train=options.train, static=same)
         graphs = {name: values.of(node) for name, node in region.graphs.items()}
         decided[region.root] = make_decision(
             region, assumed, options, graphs, fresh=fresh,
@@ -358,12 +357,12 @@ def forcing() -> Iterator[None]:
         forced.on = before
 
 
-def recorded_call(
+def _recorded_call(
     programs: Programs,
     conv: MessagePassing,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    halos: Halos | None = None,
+    halos: Halos | None,
 ) -> Attempt | str:
     """Run a call of a layer and record it, or return why it was not tried."""
 
