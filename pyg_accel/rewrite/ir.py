@@ -59,8 +59,8 @@ class Leaf(_Operators):
         heads: attention heads, side by side in its columns.
         power: of a diagonal: its exponent.
         number: of a diagonal: whether it is a multiple of the identity.
-        mean_of: of a diagonal that divides the rows of a matrix by their number of entries: the
-            name of this matrix. The kernel for means replaces both.
+        mean: of a matrix of edges: whether each row is divided by its number of entries, as the
+            kernels for means do.
     """
 
     name: str
@@ -70,7 +70,7 @@ class Leaf(_Operators):
     heads: int = 1
     power: int = 1
     number: bool = False
-    mean_of: str = ""
+    mean: bool = False
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -79,6 +79,8 @@ class Leaf(_Operators):
             raise ValueError(f"the diagonal {self.name} is {self.rows} x {self.cols}")
 
     def __str__(self) -> str:
+        if self.mean:
+            return f"mean({self.name})"
         return self.name + ("" if self.power == 1 else "²³"[self.power - 2] if self.power < 4
                             else f"^{self.power}")  # fmt: skip
 

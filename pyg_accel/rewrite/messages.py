@@ -19,7 +19,6 @@ from pyg_accel.rewrite.sources import (
     base_of,
     degrees,
     edges_of,
-    inverse_counts,
     inverse_roots,
     normalisation_of,
     views_of,
@@ -162,14 +161,7 @@ class Messages(Leaves):
         if normalised is not None:
             out = self._normalised(graph, normalised, out)
         else:
-            matrix = self._matrix(graph, weights)
-            out = matrix @ out
-            if mean:
-                dtype = self._dtype
-                count = self.leaf(("count", matrix.name), "D⁻¹", "N", "N", "diagonal",
-                                  lambda b: b.call(inverse_counts, graph, dtype, derived=True),
-                                  graph, mean_of=matrix.name)  # fmt: skip
-                out = count @ out
+            out = self._matrix(graph, weights, mean=mean) @ out
         for vector, inverse in sides["v"]:
             out = out and self._rows_scaled(vector, out, inverse=inverse, graph=graph, side="v")
         return None if out is None else self._scaled(term.number, out)
@@ -216,14 +208,20 @@ class Messages(Leaves):
         leaf = self.leaf(("degree", matrix.name), "D", "N", "N", "diagonal", emit, *source.nodes)
         return self._scaled(term.number, leaf @ self._with_bias_as_product(expr))
 
-    def _matrix(self, graph: fx.Node, weights: list[tuple[fx.Node, bool]]) -> Leaf:
+    def _matrix(
+        self, graph: fx.Node, weights: list[tuple[fx.Node, bool]], *, mean: bool = False
+    ) -> Leaf:
         """Return the matrix of the edges; its values are the product of weights [E, 1]."""
         columns = "M" if self._bipartite else "N"
         emit, nodes = edges_of(graph, weights)
         kind = "weighted" if weights else "sparse"
-        key = ("edges", graph.args[0], *((base_of(node), inverse) for node, inverse in weights))
-        return self.leaf(key, "A", "N", columns, kind, emit, graph,
-                         *nodes, graph=graph)  # fmt: skip
+        key = (
+            "edges",
+            graph.args[0],
+            mean,
+            *((base_of(node), inverse) for node, inverse in weights),
+        )
+        return self.leaf(key, "A", "N", columns, kind, emit, graph, *nodes, graph=graph, mean=mean)
 
     def _attention(
         self, node: fx.Node, graph: fx.Node, score: Any, value: Any, operands: Any, *,

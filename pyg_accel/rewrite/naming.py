@@ -70,8 +70,7 @@ def named(expr: Expr, order: Sequence[Leaf], aliases: Mapping[str, str]) -> Name
 
     def renamed(leaf: Leaf) -> Leaf:
         rows, cols = symbols[root(leaf.rows)], symbols[root(leaf.cols)]
-        mean_of = names.get(leaf.mean_of, leaf.mean_of)
-        return replace(leaf, name=names[leaf.name], rows=rows, cols=cols, mean_of=mean_of)
+        return replace(leaf, name=names[leaf.name], rows=rows, cols=cols)
 
     def mapped(expr: Expr) -> Expr:
         match map_children(expr, mapped):

@@ -17,9 +17,8 @@ from pyg_accel.rewrite.changes import Changes
 from pyg_accel.rewrite.nodes import called, lasts
 
 __all__ = [
-    "Normalisation", "base_of", "degrees", "edges_of", "has_edges", "in_order_of", "inverse_counts",
-    "inverse_roots", "normalisation_of", "ones_like",
-    "views_of",
+    "Normalisation", "base_of", "degrees", "edges_of", "has_edges", "in_order_of", "inverse_roots",
+    "normalisation_of", "ones_like", "views_of",
 ]  # fmt: skip
 
 # Functions of this package that call `gcn_norm`; `_formula` does in distributed models.
@@ -165,11 +164,6 @@ def degrees(
         return graph.degree.to(dtype)
     sums: Tensor = ops.gspmm(graph, "e0", [weight.unsqueeze(-1)], edge_order=edge_order)
     return sums.squeeze(-1).to(dtype)
-
-
-def inverse_counts(graph: Graph, dtype: torch.dtype) -> Tensor:
-    """Return the factors that turn sums over the entries of rows into means, [num_rows]."""
-    return 1 / graph.degree.clamp(min=1).to(dtype)
 
 
 def inverse_roots(graph: Graph, weight: Tensor | None, dtype: torch.dtype) -> Tensor:
