@@ -1,8 +1,7 @@
 """Runs the calls of a layer with its matrix products in the fastest order."""
 
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -89,7 +88,9 @@ class RewrittenLayer(torch.nn.Module):
         self.calls: tuple[str, ...] = ()
         # By the halo of the calls; by this object for calls without one.
         self._recorded: weakref.WeakKeyDictionary[Any, Programs] = weakref.WeakKeyDictionary()
-        self._rewritten: dict[LayerProgram, _Rewritten] = {}
+        self._rewritten: weakref.WeakKeyDictionary[LayerProgram, _Rewritten] = (
+            weakref.WeakKeyDictionary()
+        )
         weakref.finalize(self, OverrideHandle({}).remove)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -160,8 +161,6 @@ class RewrittenLayer(torch.nn.Module):
         """Return the recorded programs of an owner; none after settings have changed."""
         programs = self._recorded.get(owner)
         if programs is None or programs.changes != settings.changes:
-            for program in programs.programs if programs is not None else ():
-                self._rewritten.pop(program, None)
             programs = self._recorded[owner] = Programs(changes=settings.changes)
         return programs
 
@@ -179,7 +178,6 @@ class RewrittenLayer(torch.nn.Module):
     ) -> Any:
         """Run a call that no program fits: record it, and rewrite the program."""
         refuse_training(self.conv)
-        before = [*programs.programs]
         start = perf_counter()
         recording = _recorded_call(programs, self.conv, args, kwargs, halos)
         if isinstance(recording, str):
@@ -201,9 +199,6 @@ class RewrittenLayer(torch.nn.Module):
             if reason:  # a single rank must not record again
                 programs.give_up(reason)
                 program = None
-        for other in before:
-            if other not in programs.programs:
-                self._rewritten.pop(other, None)
         if program is not None:
             self._rewritten[program] = rewritten
             rewritten.reason = reason
@@ -277,11 +272,12 @@ def rewritten_graph(
         for node, tensor in zip(inputs, leaves, strict=True)
         if static and _is_static(tensor, halos)
     )
-    learning, values = Learning(), _Values(program, leaves)
+    matrices = {node for region in regions for node in region.graphs.values()}
+    learning, values = Learning(), _values_of(program, matrices, leaves)
     decided: dict[fx.Node, Decision] = {}
     for region in regions:
         assumed = assumptions_of(region, learning, train=options.train, static=same)
-        graphs = {name: values.of(node) for name, node in region.graphs.items()}
+        graphs = {name: values[node] for name, node in region.graphs.items()}
         decided[region.root] = make_decision(
             region, assumed, options, graphs, fresh=fresh,
             slowest=None if halos is None else halos.slowest,
@@ -311,28 +307,15 @@ def _precisions(program: LayerProgram) -> set[torch.dtype]:
     return {dtype for dtype in inputs if dtype.is_floating_point} | autocast
 
 
-class _Values:
-    """The values of nodes of a program in a call, computed as they are asked for."""
-
-    def __init__(self, program: LayerProgram, leaves: tuple[Tensor, ...]) -> None:
-        self._constants = program.constants
-        inputs = [n for n in program.graph.nodes if n.op == "placeholder"]
-        self._values: dict[fx.Node, Any] = dict(zip(inputs, leaves, strict=True))
-
-    def of(self, node: fx.Node) -> Any:
-        """Return the value of a node."""
-        if node not in self._values:
-            with torch.no_grad():
-                self._values[node] = self._computed(node)
-        return self._values[node]
-
-    def _computed(self, node: fx.Node) -> Any:
-        if node.op == "get_attr":
-            return self._constants[str(node.target)]
-        args, kwargs = fx.map_arg((node.args, node.kwargs), self.of)
-        if node.op == "call_method":
-            return getattr(args[0], str(node.target))(*args[1:], **kwargs)
-        return node.target(*args, **kwargs)  # type: ignore[operator]
+def _values_of(program: LayerProgram, nodes: set[fx.Node], leaves: tuple[Tensor, ...]) -> Any:
+    """Return the values of nodes of a program in a call, by node."""
+    part = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    part.graph_copy(program.graph, copies)
+    part.output(tuple(copies[node] for node in nodes))
+    part.eliminate_dead_code()
+    with torch.no_grad():
+        return dict(zip(nodes, program.with_graph(part, "").run(*leaves), strict=True))
 
 
 def _is_static(tensor: Tensor, halos: Halos | None) -> bool:
@@ -347,16 +330,6 @@ def _are_static(leaves: tuple[Tensor, ...], halos: Halos | None) -> bool:
     return bool(features) and all(_is_static(t, halos) for t in features)
 
 
-@contextmanager
-def forcing() -> Iterator[None]:
-    """Accelerate calls in this thread inside the block, even without ``patch()``."""
-    before, forced.on = forced.on, True
-    try:
-        yield
-    finally:
-        forced.on = before
-
-
 def _recorded_call(
     programs: Programs,
     conv: MessagePassing,
@@ -364,15 +337,15 @@ def _recorded_call(
     kwargs: dict[str, Any],
     halos: Halos | None,
 ) -> Attempt | str:
-    """Run a call of a layer and record it, or return why it was not tried."""
+    """Run a call of a layer and record it, even without ``patch()``; or return why not."""
 
     def make(conv: MessagePassing, *args: Any, **kwargs: Any) -> Any:
         with nullcontext() if halos is None else halos.running():
             return torch.nn.Module._call_impl(conv, *args, **kwargs)
 
-    before = running.begin(conv)
+    before, forced.on = (running.begin(conv), forced.on), True
     try:
-        with forcing():
-            return attempt(programs, conv, "call", make, args, kwargs)
+        return attempt(programs, conv, "call", make, args, kwargs)
     finally:
-        running.end(before)
+        outer, forced.on = before
+        running.end(outer)

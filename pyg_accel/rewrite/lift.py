@@ -153,7 +153,7 @@ class _Reading(Messages):
             if not others:
                 self._set_reason(f"{self._layer} has no linear layer beside its aggregation")
                 continue
-            renamed = named(expr, order, self._aliases)
+            renamed = named(expr, order, self._root)
             by_name = {new: entries[old] for new, old in renamed.names.items() if old in entries}
             widths = {self._root(s): n for s, n in self._widths.items()}
             sizes = {new: widths[old] for old, new in renamed.sizes.items() if old in widths}
@@ -176,11 +176,8 @@ class _Reading(Messages):
         """The readers of a node to which it is a leaf, since expressions end there."""
         return self.readers[node] if node in self._cuts else set()
 
-    def _linear(self, node: fx.Node, input: Any, weight: Any, bias: Any = None) -> Expr | None:
-        return self._product_with_weight(node, input, weight, bias, transposed=True)
-
-    def _product_with_weight(
-        self, node: fx.Node, input: Any, weight: Any, bias: Any, *, transposed: bool
+    def _linear(
+        self, node: fx.Node, input: Any, weight: Any, bias: Any = None, *, transposed: bool = True
     ) -> Expr | None:
         about = facts_of(weight)
         if about is None or len(about.shape) != 2:
@@ -208,15 +205,12 @@ class _Reading(Messages):
         return self.leaf(("bias", bias), "b", "1", cols, "bias", lambda b: bias, bias)
 
     def _matmul(self, node: fx.Node, input: Any, weight: Any) -> Expr | None:
-        return self._product_with_weight(node, input, weight, None, transposed=False)
-
-    def _add(self, node: fx.Node, a: Any, b: Any) -> Expr | None:
-        return self._plus(node, a, b, 1.0)
+        return self._linear(node, input, weight, transposed=False)
 
     def _subtract(self, node: fx.Node, a: Any, b: Any) -> Expr | None:
-        return self._plus(node, a, b, -1.0)
+        return self._add(node, a, b, sign=-1.0)
 
-    def _plus(self, node: fx.Node, a: Any, b: Any, sign: float) -> Expr | None:
+    def _add(self, node: fx.Node, a: Any, b: Any, *, sign: float = 1.0) -> Expr | None:
         if not (self._is_open(a) or self._is_open(b)):
             return None
         if isinstance(a, fx.Node) and isinstance(b, fx.Node):
@@ -232,16 +226,13 @@ class _Reading(Messages):
                 expr = self.expr_of(a, node)
                 return None if expr is None else self._sum_of(expr, self._bias(b, expr.cols))
             if first.shape == second.shape[1:] and len(second.shape) == 2 and sign == 1:
-                return self._plus(node, b, a, sign)
+                return self._add(node, b, a)
         return None
 
-    def _multiply(self, node: fx.Node, a: Any, b: Any) -> Expr | None:
-        return self._times(node, a, b, inverse=False)
-
     def _divide(self, node: fx.Node, a: Any, b: Any) -> Expr | None:
-        return self._times(node, a, b, inverse=True)
+        return self._multiply(node, a, b, inverse=True)
 
-    def _times(self, node: fx.Node, a: Any, b: Any, *, inverse: bool) -> Expr | None:
+    def _multiply(self, node: fx.Node, a: Any, b: Any, *, inverse: bool = False) -> Expr | None:
         if not self._is_open(a):
             if inverse or not self._is_open(b):
                 return None
@@ -259,7 +250,7 @@ class _Reading(Messages):
         return None if expr is None else self._rows_scaled(b, expr, inverse=inverse)
 
     def _negate(self, node: fx.Node, a: Any) -> Expr | None:
-        return self._times(node, a, -1.0, inverse=False)
+        return self._multiply(node, a, -1.0)
 
     def _view(self, node: fx.Node, value: Any, *shape: Any) -> Expr | None:
         if not self._is_open(value):
