@@ -21,6 +21,7 @@ __all__ = [
     "children",
     "is_bias",
     "is_matrix",
+    "is_ones",
     "leaves_of",
     "map_children",
     "product_of",
@@ -271,6 +272,11 @@ def verify(expr: Expr) -> None:
 def is_matrix(expr: object) -> bool:
     """Whether an expression is a matrix of edges."""
     return isinstance(expr, Leaf) and expr.kind in SPARSE
+
+
+def is_ones(expr: object) -> bool:
+    """Whether an expression is a column of ones."""
+    return isinstance(expr, Leaf) and expr.kind == "data" and expr.cols == "1"
 
 
 def is_bias(expr: Expr) -> bool:

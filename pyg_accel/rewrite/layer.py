@@ -105,22 +105,6 @@ class RewrittenLayer(torch.nn.Module):
     def _disabled(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return self._run(args, kwargs)
 
-    def decide(self, *args: Any, **kwargs: Any) -> Decision:
-        """Choose an association for a call again.
-
-        Raises:
-            NotLifted: if the layer itself runs for such calls.
-        """
-        programs = self._programs(self)
-        if find(programs, args, kwargs) is None:
-            self._run(args, kwargs)
-        match = find(programs, args, kwargs)
-        rewritten = None if match is None else self._rewritten.get(match[0])
-        if match is None or rewritten is None or rewritten.program is None:
-            raise NotLifted(next(reversed(self.reasons), "it cannot be recorded"))
-        self._decide(*match, rewritten, None, static=rewritten.static, fresh=rewritten.fresh)
-        return self.decisions[-1]
-
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         halos = LOOKUPS[0].of_call((*args, *kwargs.values())) if LOOKUPS else None
         if isinstance(halos, str):

@@ -49,7 +49,6 @@ class Region:
         attentions: how the scores of attention are computed, by name.
         maps: functions of features, by name.
         sizes: the numbers of columns that symbols stand for.
-        ones: names of the leaves that are columns of ones.
         sample: arguments of :func:`~pyg_accel.ops.sampled_spmm`, if sums are over samples.
         exchange: in a distributed model, the first node that fetches rows of other processes:
             dense factors of a matrix of edges need these rows too.
@@ -62,7 +61,6 @@ class Region:
     attentions: Mapping[str, Attention]
     maps: Mapping[str, Callable[..., Any]]
     sizes: Mapping[str, int]
-    ones: frozenset[str]
     sample: Mapping[str, Any] | None
     exchange: fx.Node | None = None
 
@@ -167,7 +165,6 @@ class _Reading(Messages):
                 attentions=self._attentions,
                 maps=self._maps,
                 sizes=sizes,
-                ones=frozenset(n for n, e in by_name.items() if e.leaf.name[0] == "e"),
                 sample=self._sampling,
                 exchange=next(iter(self._exchanges), None),
             )

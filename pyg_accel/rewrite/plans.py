@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from pyg_accel.rewrite.ir import Leaf, leaves_of
+from pyg_accel.rewrite.ir import Leaf, is_ones, leaves_of
 from pyg_accel.rewrite.layer import RewrittenLayer
 from pyg_accel.rewrite.model import optimize
 from pyg_accel.rewrite.optimized import OptimizedModel, rewritten_layers
@@ -269,7 +269,7 @@ def legend(layer: LayerPlan) -> Iterator[str]:
 def _meaning(leaf: Leaf) -> str:
     if leaf.number:
         return "a number"
-    if leaf.kind == "data" and leaf.cols == "1":
+    if is_ones(leaf):
         return f"a column of {leaf.rows} ones"
     return {
         "data": "features", "weight": "trainable weights", "bias": "a bias",

@@ -11,7 +11,7 @@ from pyg_accel.graph import Graph
 from pyg_accel.rewrite.cost import CostModel, GraphFeatures, Learned, Roofline, cost_model
 from pyg_accel.rewrite.enumerate import associations_of
 from pyg_accel.rewrite.equivalents import merge, simplify
-from pyg_accel.rewrite.ir import Expr, leaves_of
+from pyg_accel.rewrite.ir import Expr, is_ones, leaves_of
 from pyg_accel.rewrite.lift import Region
 from pyg_accel.rewrite.nodes import Learning, facts_of, features_of, lasts
 from pyg_accel.rewrite.prune import Associations
@@ -236,7 +236,7 @@ def assumptions_of(
     learned: set[str] = set()
     same: set[str] = set()
     for leaf in dict.fromkeys(leaves_of(region.expr)):
-        if leaf.name in region.ones:
+        if is_ones(leaf):
             continue
         nodes = region.sources[leaf.name].nodes
         learns = any(map(learning.learns, nodes))
