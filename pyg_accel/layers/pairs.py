@@ -90,22 +90,6 @@ def swap_pairs(model: Module, k: int, leaves: Collection[int]) -> tuple[Module, 
     return Recorded(model, graph), swaps
 
 
-class _Tracer(Reader):
-    """Records calls of layers of PyG and torch, and traces into all other modules."""
-
-    def __init__(self, leaves: Collection[int]) -> None:
-        super().__init__()
-        self._leaves = leaves
-
-    def is_leaf_module(self, m: Module, module_qualified_name: str) -> bool:
-        if isinstance(m, Sequential):
-            return False
-        of_pyg = type(m).__module__.startswith("torch_geometric.")
-        if isinstance(m, MessagePassing) or of_pyg or id(m) in self._leaves:
-            return True
-        return bool(super().is_leaf_module(m, module_qualified_name))
-
-
 def _recorded(model: Module, leaves: Collection[int]) -> fx.Graph:
     """Record the forward of a model, with modules for dropout, so that it depends on the mode."""
     if isinstance(model, MessagePassing):
@@ -145,7 +129,7 @@ def _read(
     modules = list(model.modules())
     with as_it_was(modules):
         model.train(mode)
-        tracer = _Tracer(leaves)
+        tracer = Reader(leaves)
         for module in modules:
             if not tracer.is_leaf_module(module, "") and has_hooks(module):
                 raise LeftOut(f"a hook on {type(module).__name__} would not be run")

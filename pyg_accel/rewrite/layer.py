@@ -266,7 +266,9 @@ def rewritten_graph(
             region, assumed, options, graphs, fresh=fresh,
             slowest=None if halos is None else halos.slowest,
         )  # fmt: skip
-    cast = len(_precisions(program)) > 1
+    # With several precisions, or under autocast, that of the result may change.
+    dtypes = {node.meta[ABOUT].dtype for node in program.graph.nodes if ABOUT in node.meta}
+    cast = sum(dtype.is_floating_point for dtype in dtypes) > 1
     builder = Builder()
     for node in program.graph.nodes:
         if (decision := decided.get(node)) is None:
@@ -279,16 +281,6 @@ def rewritten_graph(
             builder.replace(node, out)
     text = "; ".join(str(decision.choice.tree) for decision in decided.values())
     return text, builder.finish(program.graph), [*decided.values()]
-
-
-def _precisions(program: LayerProgram) -> set[torch.dtype]:
-    """Return the floating-point dtypes of a call; with several, that of the result may change."""
-    inputs = {n.meta[ABOUT].dtype for n in program.graph.nodes
-              if n.op in ("placeholder", "get_attr") and ABOUT in n.meta}  # fmt: skip
-    autocast = {
-        torch.get_autocast_dtype(d) for d in ("cpu", "cuda") if torch.is_autocast_enabled(d)
-    }
-    return {dtype for dtype in inputs if dtype.is_floating_point} | autocast
 
 
 def _values_of(program: LayerProgram, nodes: set[fx.Node], leaves: tuple[Tensor, ...]) -> Any:

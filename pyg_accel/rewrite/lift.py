@@ -20,12 +20,11 @@ from pyg_accel.cbsr import CBSR
 from pyg_accel.record.about import About
 from pyg_accel.rewrite.attention import Attention
 from pyg_accel.rewrite.builder import Builder
-from pyg_accel.rewrite.changes import Changes
 from pyg_accel.rewrite.ir import Expr, Leaf, Map, Product, Sum, leaves_of
 from pyg_accel.rewrite.leaves import Source
 from pyg_accel.rewrite.messages import Messages
 from pyg_accel.rewrite.naming import named
-from pyg_accel.rewrite.nodes import called, facts_of, features_of
+from pyg_accel.rewrite.nodes import called, facts_of, features_of, overwritten_nodes
 from pyg_accel.rewrite.tree import is_sparse
 
 __all__ = ["NotLifted", "Region", "regions_of"]
@@ -45,7 +44,6 @@ class Region:
         expr: the expression.
         root: the node that computes it.
         sources: where the values of its leaves come from, by the names of the leaves.
-        graphs: for each matrix of edges, the node of its :class:`~pyg_accel.Graph`, by name.
         attentions: how the scores of attention are computed, by name.
         maps: functions of features, by name.
         sizes: the numbers of columns that symbols stand for.
@@ -57,12 +55,16 @@ class Region:
     expr: Expr
     root: fx.Node
     sources: Mapping[str, Source]
-    graphs: Mapping[str, fx.Node]
     attentions: Mapping[str, Attention]
     maps: Mapping[str, Callable[..., Any]]
     sizes: Mapping[str, int]
     sample: Mapping[str, Any] | None
     exchange: fx.Node | None = None
+
+    @property
+    def graphs(self) -> dict[str, fx.Node]:
+        """For each matrix of edges, the node of its :class:`~pyg_accel.Graph`, by name."""
+        return {name: s.graph for name, s in self.sources.items() if s.graph is not None}
 
 
 def regions_of(graph: fx.Graph, constants: Mapping[str, Any], layer: str) -> list[Region]:
@@ -94,7 +96,7 @@ class _Reading(Messages):
     def __init__(
         self, graph: fx.Graph, constants: Mapping[str, Any], layer: str, cuts: frozenset[fx.Node]
     ) -> None:
-        super().__init__(constants, layer, cuts, Changes(graph))
+        super().__init__(constants, layer, cuts, overwritten_nodes(graph))
         self.readers: dict[fx.Node, set[fx.Node]] = defaultdict(set)
         self._graph = graph
         self._maps: dict[str, Callable[..., Any]] = {}
@@ -117,7 +119,7 @@ class _Reading(Messages):
         """Read the nodes in order."""
         for node in self._graph.nodes:
             handler = _HANDLERS.get(called(node)) if node.op[:4] == "call" else None
-            if handler is None or self._changes.overwritten_after(node):
+            if handler is None or node in self._overwritten:
                 continue
             self._read.clear()
             try:
@@ -140,8 +142,8 @@ class _Reading(Messages):
 
     def regions(self) -> Iterator[Region]:
         """Yield the regions that may have more than one association."""
-        order = [entry.leaf for entry in self._entries.values()]
-        entries = {entry.leaf.name: entry for entry in self._entries.values()}
+        order = [source.leaf for source in self._sources.values()]
+        sources = {source.leaf.name: source for source in self._sources.values()}
         for node, expr in self.exprs.items():
             leaves = dict.fromkeys(leaves_of(expr))
             sparse = any(map(is_sparse, leaves))
@@ -152,7 +154,6 @@ class _Reading(Messages):
                 self._set_reason(f"{self._layer} has no linear layer beside its aggregation")
                 continue
             renamed = named(expr, order, self._root)
-            by_name = {new: entries[old] for new, old in renamed.names.items() if old in entries}
             widths = {self._root(s): n for s, n in self._widths.items()}
             sizes = {new: widths[old] for old, new in renamed.sizes.items() if old in widths}
             if "k" in self._widths:
@@ -160,8 +161,7 @@ class _Reading(Messages):
             yield Region(
                 expr=renamed.expr,
                 root=node,
-                sources={name: e.source for name, e in by_name.items()},
-                graphs={name: e.graph for name, e in by_name.items() if e.graph is not None},
+                sources={new: sources[old] for new, old in renamed.names.items()},
                 attentions=self._attentions,
                 maps=self._maps,
                 sizes=sizes,

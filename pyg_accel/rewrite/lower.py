@@ -214,13 +214,12 @@ class _Lowering:
         weight = self._call(node, Tensor.squeeze, values, -1)
         return Edges(edges.graph, weight, edges.edge_order)
 
-    def _select(self, node: Node, arg: Tree) -> fx.Node:
-        return self._map(node, arg)
-
     def _map(self, node: Node, arg: Tree) -> fx.Node:
         if node.name == WRITTEN:
             return self._call(node, CBSR.dense, self.value(arg))
         return self._call(node, self._region.maps[node.name], self.value(arg))
+
+    _select = _map
 
     def _add(self, node: Node, *args: Tree) -> fx.Node:
         """Add the terms; matrix products among them are accumulated with ``addmm``."""

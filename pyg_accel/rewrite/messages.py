@@ -10,7 +10,6 @@ from torch import fx
 from pyg_accel.formula import Binary, Formula, Operand, operands_of
 from pyg_accel.rewrite.attention import Attention, read_attention
 from pyg_accel.rewrite.builder import Builder, Edges
-from pyg_accel.rewrite.changes import Changes
 from pyg_accel.rewrite.ir import Attend, Expr, Leaf
 from pyg_accel.rewrite.leaves import Leaves
 from pyg_accel.rewrite.nodes import facts_of
@@ -42,10 +41,10 @@ class Messages(Leaves):
         constants: Mapping[str, Any],
         layer: str,
         cuts: frozenset[fx.Node],
-        changes: Changes,
+        overwritten: frozenset[fx.Node],
     ) -> None:
         super().__init__(cuts)
-        self._changes = changes
+        self._overwritten = overwritten
         self.reason = ""
         self._constants, self._layer = constants, layer
         self._rows: Any = None
@@ -157,7 +156,7 @@ class Messages(Leaves):
         weights = sides["e"]
         normalised = None
         if len(weights) == 1 and not weights[0][1] and not mean:
-            normalised = normalisation_of(weights[0][0], graph, self._constants, self._changes)
+            normalised = normalisation_of(weights[0][0], graph, self._constants, self._overwritten)
         if normalised is not None:
             out = self._normalised(graph, normalised, out)
         else:
@@ -169,7 +168,7 @@ class Messages(Leaves):
     def _is_stale_copy(self, weights: fx.Node) -> bool:
         """Whether weights [E, 1] are a copy of a tensor that was written to after the copy."""
         return any(
-            facts_of(view).memory != facts_of(base).memory and self._changes.overwritten_after(view)
+            facts_of(view).memory != facts_of(base).memory and view in self._overwritten
             for view, base in pairwise(views_of(weights))
         )
 

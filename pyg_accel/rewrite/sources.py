@@ -1,6 +1,6 @@
 """The matrices that expressions name: edges, degrees and weights, from the graph of a program."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from inspect import signature
 from typing import Any, NamedTuple
 
@@ -13,7 +13,6 @@ from pyg_accel import ops
 from pyg_accel.graph import Graph
 from pyg_accel.record.about import ABOUT
 from pyg_accel.rewrite.builder import Builder, Edges
-from pyg_accel.rewrite.changes import Changes
 from pyg_accel.rewrite.nodes import called, lasts
 
 __all__ = [
@@ -54,7 +53,7 @@ class Normalisation(NamedTuple):
 
 
 def normalisation_of(
-    weight: fx.Node, graph: fx.Node, constants: Mapping[str, Any], changes: Changes
+    weight: fx.Node, graph: fx.Node, constants: Mapping[str, Any], overwritten: Collection[fx.Node]
 ) -> Normalisation | None:
     """Return the call of ``gcn_norm`` whose results are the edges of a graph and their weights.
 
@@ -62,7 +61,7 @@ def normalisation_of(
         weight: [E] or [E, 1].
         graph: of the edges.
         constants: of the program.
-        changes: writes in place in the program.
+        overwritten: nodes with an input or a result that a later node writes to.
     """
     item = base_of(weight)
     if item.op != "call_function" or called(item) != "getitem":
@@ -71,11 +70,7 @@ def normalisation_of(
     edges = graph.args[0]
     if place != 1 or not isinstance(call, fx.Node) or called(call) not in _NORMALISATIONS:
         return None
-    if (
-        not isinstance(edges, fx.Node)
-        or edges.args[:2] != (call, 0)
-        or changes.overwritten_after(call)
-    ):
+    if not isinstance(edges, fx.Node) or edges.args[:2] != (call, 0) or call in overwritten:
         return None
     function = call.args[0]
     norm: Any = constants[str(function.target)] if isinstance(function, fx.Node) else function
