@@ -28,10 +28,6 @@ _IN_PLACE = {torch.relu_, F.relu_, "relu_"}
 _PASSES = (Dropout, Identity)
 
 
-class _Unreadable(Exception):
-    """Why the forward of a model cannot be recorded."""
-
-
 def swap_pairs(model: Module, k: int, leaves: Collection[int]) -> tuple[Module, list[Swap]]:
     """Swap all pairs in a model.
 
@@ -54,7 +50,7 @@ def swap_pairs(model: Module, k: int, leaves: Collection[int]) -> tuple[Module, 
             graph = _graph_of_sequential(model)
         else:
             graph = _recorded(model, leaves)
-    except _Unreadable as reason:
+    except LeftOut as reason:
         return model, [
             Swap(n, type(m).__name__, why_not(m, k) or str(reason)) for n, m in convs.items()
         ]
@@ -93,7 +89,7 @@ def swap_pairs(model: Module, k: int, leaves: Collection[int]) -> tuple[Module, 
 def _recorded(model: Module, leaves: Collection[int]) -> fx.Graph:
     """Record the forward of a model, with modules for dropout, so that it depends on the mode."""
     if isinstance(model, MessagePassing):
-        raise _Unreadable("it is the whole model: no ReLU in front of it")
+        raise LeftOut("it is the whole model: no ReLU in front of it")
     options = inspect.signature(model.forward).parameters.values()
     without = {p.name: None for p in options if p.default is None}
     try:
@@ -101,18 +97,18 @@ def _recorded(model: Module, leaves: Collection[int]) -> fx.Graph:
         shorter = _read(model, True, leaves, without)[0] if without else None
         graph, constants = _read(model, True, leaves)
     except FAILURES as error:
-        raise _Unreadable(f"torch.fx cannot read the forward: {error}") from error
+        raise LeftOut(f"torch.fx cannot read the forward: {error}") from error
     vars(model).update(constants)
     shorter = shorter or graph
     if _calls(graph) != _calls(shorter):
-        raise _Unreadable("the forward depends on whether an optional argument is given")
+        raise LeftOut("the forward depends on whether an optional argument is given")
     if _calls(graph) != _calls(evaluated):
-        raise _Unreadable("the forward depends on the mode, training or evaluation")
+        raise LeftOut("the forward depends on the mode, training or evaluation")
     for node, other in zip(list(graph.nodes), evaluated.nodes, strict=True):
         if (str(node.args), str(node.kwargs)) == (str(other.args), str(other.kwargs)):
             continue
         if node.target is not F.dropout:
-            raise _Unreadable("the forward depends on the mode, training or evaluation")
+            raise LeftOut("the forward depends on the mode, training or evaluation")
         bound = inspect.signature(F.dropout).bind(*node.args, **node.kwargs)
         bound.apply_defaults()
         name = f"maxk_{node.name}"

@@ -24,7 +24,7 @@ _TRACING = ("torch.fx.", "torch.overrides", "pyg_accel.")  # modules that take p
 
 
 class LeftOut(Exception):
-    """The graph would not do something that the code does; the text says what."""
+    """A graph would not do what the code of a model does; the text says what or why."""
 
 
 # Errors that tracing may raise. Mistakes in the model show when it is run.

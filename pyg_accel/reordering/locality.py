@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pyg_accel.column_reuse import entries_of
 from pyg_accel.graph import Graph
-from pyg_accel.reordering.modularity import entries_of
 
 __all__ = ["Locality", "locality"]
 

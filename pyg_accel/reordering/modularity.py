@@ -9,9 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pyg_accel.column_reuse import entries_of
 from pyg_accel.native import cpu_library, cpu_unavailable_reasons
 
-__all__ = ["Level", "best_labels", "entries_of", "merge"]
+__all__ = ["Level", "best_labels", "merge"]
 
 
 @dataclass(frozen=True)
@@ -125,15 +126,6 @@ def merge(level: Level, labels: Tensor, count: int) -> Level:
     rowptr = level.rowptr.new_zeros(count + 1)
     rowptr[1:] = torch.bincount(row, minlength=count).cumsum(0)
     return Level(rowptr, col.to(level.col.dtype), weight, strength)
-
-
-def entries_of(rowptr: Tensor, first: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the positions in ``first`` and in ``col`` of all entries of some ranges of rows."""
-    begin = rowptr[first]
-    counts = rowptr[last] - begin
-    local = torch.repeat_interleave(torch.arange(first.numel(), device=first.device), counts)
-    shift = begin - (counts.cumsum(0) - counts)
-    return local, torch.arange(local.numel(), device=local.device) + shift[local]
 
 
 def _count(keys: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,7 @@ from pyg_accel.halos import LOOKUPS
 from pyg_accel.rewrite.layer import RewrittenLayer
 from pyg_accel.rewrite.override import RUNNING, Runners, install, uninstall
 from pyg_accel.rewrite.select import Options
-from pyg_accel.wrapper import OF_EVERY_MODULE, ModelWrapper
+from pyg_accel.wrapper import ModelWrapper
 
 __all__ = ["OptimizedModel", "rewritten_layers"]
 
@@ -45,16 +45,12 @@ class OptimizedModel(ModelWrapper):
         install()
         weakref.finalize(self, uninstall)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Save the model and the options; decisions are made again."""
-        own = vars(self)
-        state = {name: own[name] for name in OF_EVERY_MODULE}
-        return type(self), (self._original, self._opt_options, self._opt_static), state
+    def _made_of(self) -> tuple[Any, ...]:
+        return self._original, self._opt_options, self._opt_static  # decisions are made again
 
     def __copy__(self) -> "OptimizedModel":
         """Return another one of the same model."""
-        make, args, _ = self.__reduce__()
-        return make(*args)  # type: ignore[no-any-return]
+        return type(self)(*self._made_of())
 
 
 def rewritten_layers(fast: OptimizedModel) -> dict[str, RewrittenLayer]:
