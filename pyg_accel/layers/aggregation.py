@@ -144,16 +144,15 @@ def is_plain(lin: Linear) -> bool:
 
 def compress_both(x: Any, k: int) -> Any:
     """Apply MaxK to the features of both sides, once if they are the same object."""
-    _check_pair(x)
-    if isinstance(x, (Tensor, CBSR)) or x[1] is x[0]:
-        return (compress(x if isinstance(x, (Tensor, CBSR)) else x[0], k),) * 2
-    return tuple(None if each is None else compress(each, k) for each in x)
-
-
-def _check_pair(x: Any) -> None:
-    if not isinstance(x, (Tensor, CBSR)) and (not isinstance(x, (tuple, list)) or len(x) != 2):
+    pair = (x, x) if isinstance(x, (Tensor, CBSR)) else x
+    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
         raise ValueError(f"expected 'x' to be features [N, F], a CBSR or a pair of them (got "
                          f"{shown(x)})")  # fmt: skip
+    source, target = pair
+    first = None if source is None else compress(source, k)
+    if target is source:
+        return first, first
+    return first, None if target is None else compress(target, k)
 
 
 def is_recorded() -> bool:
