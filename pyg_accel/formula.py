@@ -288,9 +288,9 @@ def times(a: Formula, b: Formula) -> Formula:
     return a if b == Const(1.0) else Binary("mul", a, b)
 
 
-def summed(formula: Formula, shapes: dict[int, Shape]) -> Formula:
-    """Return the sum over the width, with factors of width 1 outside."""
-    number, rest = factors(formula, shapes)
+def summed(formula: Formula, shapes: dict[int, Shape] | None) -> Formula:
+    """Return the sum over the width, with factors of width 1 outside if shapes are known."""
+    number, rest = (Const(1.0), formula) if shapes is None else factors(formula, shapes)
     return times(number, Sum(rest))
 
 
@@ -318,7 +318,7 @@ def where(condition: Formula, left: Formula, right: Formula) -> Formula:
 
 
 def gradient(
-    formula: Formula, index: int, seed: Formula, shapes: dict[int, Shape]
+    formula: Formula, index: int, seed: Formula, shapes: dict[int, Shape] | None = None
 ) -> Formula | None:
     """Return the message gradient with respect to operand ``index``, given that of the message.
 
@@ -329,18 +329,20 @@ def gradient(
         formula: the message.
         index: of the operand.
         seed: gradient of the message.
-        shapes: (heads, width) of all operands, including those of the seed.
+        shapes: (heads, width) of all operands, including those of the seed. Only sums over the
+            width need them; without shapes, a gradient that has width 1 already may be summed
+            again.
     """
 
-    def width(part: Formula) -> int:
-        return shape_of(part, shapes)[1]
+    def width(part: Formula) -> int | None:
+        return None if shapes is None else shape_of(part, shapes)[1]
 
     def part(child: Formula, child_seed: Formula | None) -> Formula | None:
         if child_seed is None:
             return None
         if width(child_seed) == width(child) == 1 != width(formula):
             # All columns read the child: repeat the seed; its columns are summed at the operand.
-            child_seed = Binary("add", child_seed, _zeros(formula, shapes))
+            child_seed = Binary("add", child_seed, _zeros(formula, shapes or {}))
         return gradient(child, index, child_seed, shapes)
 
     match formula:
@@ -357,7 +359,7 @@ def gradient(
             seeds = _gradients(op, 0.0, seed, formula, left, right)
             parts = [part(child, g) for child, g in zip((left, right), seeds, strict=True)]
     terms = [term for term in parts if term is not None]
-    if shapes[index][1] == 1 and len({*map(width, terms)}) > 1:
+    if shapes is not None and shapes[index][1] == 1 and len({*map(width, terms)}) > 1:
         # Terms of width 1 must not be broadcast and summed with the others.
         terms = [term if width(term) == 1 else summed(term, shapes) for term in terms]
     return reduce(partial(Binary, "add"), terms) if terms else None

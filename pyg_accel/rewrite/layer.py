@@ -88,9 +88,7 @@ class RewrittenLayer(torch.nn.Module):
         self.calls: tuple[str, ...] = ()
         # By the halo of the calls; by this object for calls without one.
         self._recorded: weakref.WeakKeyDictionary[Any, Programs] = weakref.WeakKeyDictionary()
-        self._rewritten: weakref.WeakKeyDictionary[LayerProgram, _Rewritten] = (
-            weakref.WeakKeyDictionary()
-        )
+        self._rewritten: dict[LayerProgram, _Rewritten] = {}
         weakref.finalize(self, OverrideHandle({}).remove)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -183,6 +181,9 @@ class RewrittenLayer(torch.nn.Module):
             if reason:  # a single rank must not record again
                 programs.give_up(reason)
                 program = None
+        known = {known for each in self._recorded.values() for known in each.programs}
+        for old in {*self._rewritten} - known:
+            self._rewritten.pop(old, None)
         if program is not None:
             self._rewritten[program] = rewritten
             rewritten.reason = reason
