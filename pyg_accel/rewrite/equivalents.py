@@ -1,9 +1,8 @@
 """Equal forms of an expression: sums expanded, and common factors factored out.
 
-A linear layer after a sum can
-be applied to each of its terms, ``(A X + X) W = A (X W) + X W``; and powers of a matrix need not be
-computed one by one, ``P X W1 + P P X W2 = P (X W1 + P (X W2))``, which is Horner's rule. Each form
-has associations that the others do not have.
+A linear layer after a sum can be applied to each of its terms, ``(A X + X) W = A (X W) + X W``; and
+powers of a matrix need not be computed one by one, ``P X W1 + P P X W2 = P (X W1 + P (X W2))``,
+which is Horner's rule. Each form has associations that the others do not have.
 """
 
 from dataclasses import replace
