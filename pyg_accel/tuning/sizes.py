@@ -1,11 +1,13 @@
 """The three numbers that decide how large a call must be: see :mod:`pyg_accel.patching.size`."""
 
+import time
+from collections.abc import Callable
 from statistics import median
 from typing import Any
 
 import torch
 import torch_geometric.nn
-from torch.utils.benchmark import Timer
+from torch import Tensor
 
 from pyg_accel.patching import patched
 from pyg_accel.patching.size import SHIPPED, Costs, work_of
@@ -63,17 +65,29 @@ def _seconds(
     def call() -> None:
         layer(x, edge_index.clone() if fresh else edge_index)
 
-    timer = Timer("call()", globals={"call": call}, num_threads=torch.get_num_threads())
     laps: list[tuple[float, float]] = []
     for _ in range(ROUNDS):
-        first = timer.blocked_autorange(min_run_time=LAP).median
+        first = _lap(call, x)
         settings.always = True
         try:
             with patched(layer):
                 for _ in range(4):
                     call()
-                laps.append((first, timer.blocked_autorange(min_run_time=LAP).median))
+                laps.append((first, _lap(call, x)))
         finally:
             settings.always = None
     mine, ours = (median(each) for each in zip(*laps, strict=True))
     return mine, ours
+
+
+def _lap(call: Callable[[], None], x: Tensor) -> float:
+    """Seconds of one of as many calls as a lap takes."""
+    calls, seconds = 1, 0.0
+    while seconds < LAP:
+        start = time.perf_counter()
+        for _ in range(calls):
+            call()
+        if x.is_cuda:
+            torch.cuda.synchronize()
+        seconds, calls = time.perf_counter() - start, 2 * calls
+    return 2 * seconds / calls
