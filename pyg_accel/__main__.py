@@ -6,7 +6,7 @@ import runpy
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import packages_distributions, version
 from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
@@ -17,15 +17,7 @@ import pyg_accel
 
 __all__ = ["main"]
 
-# Modules, and the distributions that may contain them.
-PACKAGES = {
-    "torch": ("torch",),
-    "torch_geometric": ("torch-geometric",),
-    "torch_sparse": ("torch-sparse",),
-    "pyg_lib": ("pyg-lib",),
-    "triton": ("triton", "pytorch-triton"),
-    "xgboost": ("xgboost", "xgboost-cpu"),
-}
+PACKAGES = ("torch", "torch_geometric", "torch_sparse", "pyg_lib", "triton", "xgboost")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -81,8 +73,9 @@ def doctor() -> int:
 
     print(f"pyg_accel {pyg_accel.__version__} in {Path(pyg_accel.__file__).parent}")
     print(f"Python {platform.python_version()}, {platform.platform()}")
-    for module, distributions in PACKAGES.items():
-        print(f"  {module:16} {_version(module, distributions)}")
+    distributions = packages_distributions()
+    for module in PACKAGES:
+        print(f"  {module:16} {_version(module, distributions.get(module, ()))}")
     print(f"processor: {processor()}, {torch.get_num_threads()} threads")
     print(f"large pages: {'; '.join(small_pages_reasons()) or 'yes'}")
     gpus = torch.cuda.device_count()
@@ -131,12 +124,10 @@ def _tuning(gpus: int) -> list[str]:
 
 
 def _version(module: str, distributions: Sequence[str]) -> str:
-    for name in distributions:
-        try:
-            installed = version(name)
-        except PackageNotFoundError:
-            continue
-        return installed if name == distributions[0] else f"{installed} ({name})"
+    if distributions:
+        name = distributions[0]
+        same = name.replace("-", "_").lower() == module
+        return version(name) + ("" if same else f" ({name})")
     return "found, version unknown" if find_spec(module) else "not installed"
 
 

@@ -8,6 +8,7 @@ by the share of entries in columns with at least 1, 2 or 3 entries.
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from pyg_accel.facts import Kind, facts_of
 from pyg_accel.graph import CSR
@@ -17,6 +18,7 @@ __all__ = [
     "HEIGHTS",
     "LEAST",
     "Shared",
+    "entries_of",
     "kind_of",
     "per_column",
     "reuse_of",
@@ -93,6 +95,15 @@ def _known_kind(csr: CSR) -> Kind:
     return facts.shared_kind
 
 
+def entries_of(rowptr: Tensor, first: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the positions in ``first`` and in ``col`` of all entries of some ranges of rows."""
+    begin = rowptr[first]
+    counts = rowptr[last] - begin
+    local = torch.repeat_interleave(torch.arange(first.numel(), device=first.device), counts)
+    shift = begin - (counts.cumsum(0) - counts)
+    return local, torch.arange(local.numel(), device=local.device) + shift[local]
+
+
 def _estimate(csr: CSR) -> tuple[Shared, ...]:
     tallest = HEIGHTS[-1]
     windows, entries, device = -(-csr.num_rows // tallest), csr.col.numel(), csr.col.device
@@ -102,12 +113,10 @@ def _estimate(csr: CSR) -> tuple[Shared, ...]:
     some = torch.linspace(0, windows - 1, max(1, int(windows * share)), device=device).long()
     rows = (some.unsqueeze(1) * tallest + torch.arange(tallest, device=device)).flatten()
     rows = rows[rows < csr.num_rows]
-    counts = csr.rowptr.diff()[rows].long()
-    row = torch.repeat_interleave(rows, counts)
+    local, entry = entries_of(csr.rowptr.long(), rows, rows + 1)
+    row, col = rows[local], csr.col[entry].long()
     if row.numel() == 0:
         return _NOTHING
-    first = torch.repeat_interleave(csr.rowptr[rows].long() - counts.cumsum(0) + counts, counts)
-    col = csr.col[first + torch.arange(row.numel(), device=device)].long()
     least = torch.tensor(LEAST, device=device).unsqueeze(1)
     shared = []
     for height in HEIGHTS:

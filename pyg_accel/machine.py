@@ -4,7 +4,7 @@ import platform
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -53,10 +53,6 @@ class Device:
     def slug(self) -> str:
         """A name for its folder, such as ``nvidia_h200`` or ``amd_epyc_avx512_2_threads``."""
         return "_".join(re.findall(r"[a-z0-9]+", str(self).lower()))
-
-    def as_dict(self) -> dict[str, str | int]:
-        """Return the fields, for a file."""
-        return asdict(self)
 
 
 @contextmanager

@@ -14,7 +14,6 @@ from torch import Tensor
 from pyg_accel.checks import whole
 from pyg_accel.facts import of_matrix
 from pyg_accel.graph import CSR, ptr2index
-from pyg_accel.native import cpu_library, cpu_unavailable_reasons
 
 __all__ = ["Tiles", "build_tiles", "tiles_of"]
 
@@ -194,13 +193,6 @@ def _by_window_and_column(csr: CSR, window: int) -> tuple[Tensor, Tensor, Tensor
         window * num_cols + column, row in the window, and index of each entry.
     """
     row = ptr2index(csr.rowptr, csr.col.numel(), torch.int32)
-    if csr.col.device.type == "cpu" and not cpu_unavailable_reasons():
-        # A stable counting sort, linear in entries and nodes.
-        arrays = (row // window).to(csr.col.dtype), csr.col, -(-csr.num_rows // window)
-        wide = csr.col.numel() >= 2**31 - 1
-        ptr, col, entry = cpu_library().csr_from_coo(*arrays, csr.num_cols, wide)
-        of_entry, entry = ptr2index(ptr, entry.numel()), entry.long()
-        return of_entry * csr.num_cols + col, row[entry] % window, entry
     key = (row // window).long().mul_(csr.num_cols).add_(csr.col).mul_(window).add_(row % window)
     key, entry = torch.sort(key, stable=True)
     return key // window, (key % window).to(torch.int32), entry

@@ -71,6 +71,15 @@ class ModelWrapper(torch.nn.Module):
             or "_original" not in vars(self)
         )
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Save what the wrapper is made of, and its hooks."""
+        own = vars(self)
+        return type(self), self._made_of(), {name: own[name] for name in OF_EVERY_MODULE}
+
+    def _made_of(self) -> tuple[Any, ...]:
+        """Return the arguments that make an equal wrapper."""
+        return (self._original,)
+
     def __dir__(self) -> list[str]:
         """Add the names of the model."""
         return sorted({*object.__dir__(self), *dir(self._original)})

@@ -99,17 +99,6 @@ def test_bit_masks_show_the_pattern_of_every_tile(name):
     assert torch.equal((tiles.masks.unsqueeze(-1) >> shifts & 1).bool(), dense)
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_the_way_without_counting_sorts_gives_the_same_tiles(name, monkeypatch):
-    """What GPUs take: one sort by window, column and row."""
-    csr = graph_of(name).csr()
-    ours = build_tiles(csr, 16, 8)
-    monkeypatch.setattr("pyg_accel.tiles.cpu_unavailable_reasons", lambda: ["not built"])
-    other = build_tiles(csr, 16, 8)
-    for field in ("window_ptr", "tile_ptr", "col", "slot", "entry"):
-        assert torch.equal(getattr(ours, field), getattr(other, field))
-
-
 def test_statistics_count_what_they_say():
     graph = Graph.from_edge_index(torch.tensor([[0, 90, 0, 5], [0, 0, 1, 40]]), (100, 50))
     tiles = ops.sgt(graph)

@@ -23,12 +23,14 @@ from pyg_accel.hooks import has_hooks, hook_reasons
 from pyg_accel.layers.activation import dense_maxk, maxk
 from pyg_accel.matrices import graph_of_matrix, is_sparse_matrix, num_edges, values_of
 from pyg_accel.ops.csr import CompiledGraph, graph_of
+from pyg_accel.ops.maxk import check_k
 from pyg_accel.patching.gate import Call, enter
 from pyg_accel.patching.reasons import device_of, forced
 from pyg_accel.record.recorder import perform, running_recorder
 
 __all__ = [
     "Features",
+    "KeepsLargest",
     "adds_or_averages",
     "aggregate",
     "compress",
@@ -45,6 +47,18 @@ __all__ = [
 ]
 
 Features = Tensor | CBSR
+
+
+class KeepsLargest:
+    """Adds ``k`` to the arguments of a layer: how many features of each node to keep."""
+
+    def __init__(self, *args: Any, k: int, **kwargs: Any) -> None:
+        check_k(k)
+        super().__init__(*args, **kwargs)
+        self.k = k
+
+    def __repr__(self) -> str:
+        return super().__repr__()[:-1] + f", k={self.k})"
 
 
 def _halos_of(edge_index: Any) -> Halos | None:
@@ -130,16 +144,15 @@ def is_plain(lin: Linear) -> bool:
 
 def compress_both(x: Any, k: int) -> Any:
     """Apply MaxK to the features of both sides, once if they are the same object."""
-    _check_pair(x)
-    if isinstance(x, (Tensor, CBSR)) or x[1] is x[0]:
-        return (compress(x if isinstance(x, (Tensor, CBSR)) else x[0], k),) * 2
-    return tuple(None if each is None else compress(each, k) for each in x)
-
-
-def _check_pair(x: Any) -> None:
-    if not isinstance(x, (Tensor, CBSR)) and (not isinstance(x, (tuple, list)) or len(x) != 2):
+    pair = (x, x) if isinstance(x, (Tensor, CBSR)) else x
+    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
         raise ValueError(f"expected 'x' to be features [N, F], a CBSR or a pair of them (got "
                          f"{shown(x)})")  # fmt: skip
+    source, target = pair
+    first = None if source is None else compress(source, k)
+    if target is source:
+        return first, first
+    return first, None if target is None else compress(target, k)
 
 
 def is_recorded() -> bool:

@@ -28,10 +28,6 @@ _IN_PLACE = {torch.relu_, F.relu_, "relu_"}
 _PASSES = (Dropout, Identity)
 
 
-class _Unreadable(Exception):
-    """Why the forward of a model cannot be recorded."""
-
-
 def swap_pairs(model: Module, k: int, leaves: Collection[int]) -> tuple[Module, list[Swap]]:
     """Swap all pairs in a model.
 
@@ -54,7 +50,7 @@ def swap_pairs(model: Module, k: int, leaves: Collection[int]) -> tuple[Module, 
             graph = _graph_of_sequential(model)
         else:
             graph = _recorded(model, leaves)
-    except _Unreadable as reason:
+    except LeftOut as reason:
         return model, [
             Swap(n, type(m).__name__, why_not(m, k) or str(reason)) for n, m in convs.items()
         ]
@@ -90,26 +86,10 @@ def swap_pairs(model: Module, k: int, leaves: Collection[int]) -> tuple[Module, 
     return Recorded(model, graph), swaps
 
 
-class _Tracer(Reader):
-    """Records calls of layers of PyG and torch, and traces into all other modules."""
-
-    def __init__(self, leaves: Collection[int]) -> None:
-        super().__init__()
-        self._leaves = leaves
-
-    def is_leaf_module(self, m: Module, module_qualified_name: str) -> bool:
-        if isinstance(m, Sequential):
-            return False
-        of_pyg = type(m).__module__.startswith("torch_geometric.")
-        if isinstance(m, MessagePassing) or of_pyg or id(m) in self._leaves:
-            return True
-        return bool(super().is_leaf_module(m, module_qualified_name))
-
-
 def _recorded(model: Module, leaves: Collection[int]) -> fx.Graph:
     """Record the forward of a model, with modules for dropout, so that it depends on the mode."""
     if isinstance(model, MessagePassing):
-        raise _Unreadable("it is the whole model: no ReLU in front of it")
+        raise LeftOut("it is the whole model: no ReLU in front of it")
     options = inspect.signature(model.forward).parameters.values()
     without = {p.name: None for p in options if p.default is None}
     try:
@@ -117,18 +97,18 @@ def _recorded(model: Module, leaves: Collection[int]) -> fx.Graph:
         shorter = _read(model, True, leaves, without)[0] if without else None
         graph, constants = _read(model, True, leaves)
     except FAILURES as error:
-        raise _Unreadable(f"torch.fx cannot read the forward: {error}") from error
+        raise LeftOut(f"torch.fx cannot read the forward: {error}") from error
     vars(model).update(constants)
     shorter = shorter or graph
     if _calls(graph) != _calls(shorter):
-        raise _Unreadable("the forward depends on whether an optional argument is given")
+        raise LeftOut("the forward depends on whether an optional argument is given")
     if _calls(graph) != _calls(evaluated):
-        raise _Unreadable("the forward depends on the mode, training or evaluation")
+        raise LeftOut("the forward depends on the mode, training or evaluation")
     for node, other in zip(list(graph.nodes), evaluated.nodes, strict=True):
         if (str(node.args), str(node.kwargs)) == (str(other.args), str(other.kwargs)):
             continue
         if node.target is not F.dropout:
-            raise _Unreadable("the forward depends on the mode, training or evaluation")
+            raise LeftOut("the forward depends on the mode, training or evaluation")
         bound = inspect.signature(F.dropout).bind(*node.args, **node.kwargs)
         bound.apply_defaults()
         name = f"maxk_{node.name}"
@@ -145,7 +125,7 @@ def _read(
     modules = list(model.modules())
     with as_it_was(modules):
         model.train(mode)
-        tracer = _Tracer(leaves)
+        tracer = Reader(leaves)
         for module in modules:
             if not tracer.is_leaf_module(module, "") and has_hooks(module):
                 raise LeftOut(f"a hook on {type(module).__name__} would not be run")

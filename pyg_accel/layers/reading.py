@@ -7,12 +7,14 @@ become constants.
 
 import dis
 import sys
+from collections.abc import Collection
 from functools import lru_cache
 from types import CodeType, FrameType
 from typing import Any
 
 import torch
 from torch import fx
+from torch_geometric.nn import MessagePassing, Sequential
 
 from pyg_accel.cache import saved_tensors_are_hooked
 
@@ -22,7 +24,7 @@ _TRACING = ("torch.fx.", "torch.overrides", "pyg_accel.")  # modules that take p
 
 
 class LeftOut(Exception):
-    """The graph would not do something that the code does; the text says what."""
+    """A graph would not do what the code of a model does; the text says what or why."""
 
 
 # Errors that tracing may raise. Mistakes in the model show when it is run.
@@ -33,14 +35,29 @@ FAILURES = (
 
 
 class Reader(fx.Tracer):
-    """Records calls, and raises if one is made in a mode that the graph would not have."""
+    """Records calls of layers of PyG and torch, and traces into all other modules.
+
+    It raises if a call is made in a mode that the graph would not have.
+
+    Args:
+        leaves: ids of other modules whose calls are recorded.
+    """
 
     proxy_buffer_attributes = True  # otherwise, results computed from buffers would be constants
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, leaves: Collection[int]) -> None:
         """Remember the modes of torch."""
-        super().__init__(**options)
-        self._modes = _modes()
+        super().__init__()
+        self._leaves, self._modes = leaves, _modes()
+
+    def is_leaf_module(self, m: torch.nn.Module, module_qualified_name: str) -> bool:
+        """Return whether calls of a module are recorded."""
+        if isinstance(m, Sequential):
+            return False
+        of_pyg = type(m).__module__.startswith("torch_geometric.")
+        if isinstance(m, MessagePassing) or of_pyg or id(m) in self._leaves:
+            return True
+        return bool(super().is_leaf_module(m, module_qualified_name))
 
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
         """Record a call.

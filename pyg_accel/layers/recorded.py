@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from pyg_accel.wrapper import OF_EVERY_MODULE, ModelWrapper
+from pyg_accel.wrapper import ModelWrapper
 
 __all__ = ["Recorded"]
 
@@ -28,8 +28,5 @@ class Recorded(ModelWrapper):
         exec(code.src, names)
         super().__init__(model, graph=graph, forward=partial(names["forward"], model))
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Save the model and the calls."""
-        own = vars(self)
-        state = {name: own[name] for name in OF_EVERY_MODULE}
-        return type(self), (self._original, self.graph), state
+    def _made_of(self) -> tuple[Any, ...]:
+        return self._original, self.graph

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pyg_accel.column_reuse import entries_of
 from pyg_accel.graph import Graph
 
 __all__ = ["Locality", "locality"]
@@ -47,13 +48,9 @@ def _distinct(graph: Graph, height: int) -> tuple[int, int, int]:
     windows = -(-graph.num_rows // height)
     step = max(1, -(-graph.num_edges // SAMPLE))
     first = torch.arange(step // 2 if windows > step // 2 else 0, windows, step) * height
-    rowptr = graph.rowptr.long()
     first = first.to(graph.device)
-    begin, end = rowptr[first], rowptr[(first + height).clamp(max=graph.num_rows)]
-    counts = end - begin
-    window = torch.repeat_interleave(torch.arange(first.numel(), device=graph.device), counts)
-    shift = begin - (counts.cumsum(0) - counts)
-    entry = torch.arange(window.numel(), device=graph.device) + shift[window]
+    last = (first + height).clamp(max=graph.num_rows)
+    window, entry = entries_of(graph.rowptr.long(), first, last)
     keys = window * max(graph.num_cols, 1) + graph.col[entry]
     return keys.numel(), torch.unique(keys).numel(), first.numel()
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pyg_accel.column_reuse import entries_of
 from pyg_accel.native import cpu_library, cpu_unavailable_reasons
 
 __all__ = ["Level", "best_labels", "merge"]
@@ -80,7 +81,7 @@ def best_labels(level: Level, labels: Tensor, sizes: Tensor, nodes: Tensor) -> T
         return result
     edges = float(level.strength.sum())
     own, strength = labels[nodes], level.strength[nodes]
-    local, entry = _entries(level.rowptr, nodes)
+    local, entry = entries_of(level.rowptr, nodes, nodes + 1)
     # A key for each pair of node and neighbouring community; it is far below 2**63.
     keys = local * level.num_nodes + labels[level.col[entry].long()]
     keys, weight = _count(keys, None if level.weight is None else level.weight[entry])
@@ -125,15 +126,6 @@ def merge(level: Level, labels: Tensor, count: int) -> Level:
     rowptr = level.rowptr.new_zeros(count + 1)
     rowptr[1:] = torch.bincount(row, minlength=count).cumsum(0)
     return Level(rowptr, col.to(level.col.dtype), weight, strength)
-
-
-def _entries(rowptr: Tensor, nodes: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the positions in ``nodes`` and in ``col`` of all entries of some rows."""
-    degree = rowptr[nodes + 1] - rowptr[nodes]
-    positions = torch.arange(nodes.numel(), device=nodes.device)
-    local = torch.repeat_interleave(positions, degree)
-    shift = rowptr[nodes] - (degree.cumsum(0) - degree)
-    return local, torch.arange(local.numel(), device=nodes.device) + shift[local]
 
 
 def _count(keys: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:

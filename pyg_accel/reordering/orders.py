@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch_geometric.utils import remove_self_loops
 
 from pyg_accel.graph import Graph, ptr2index
 from pyg_accel.reordering.community import community_order
@@ -82,19 +83,12 @@ def _undirected(graph: Graph) -> tuple[Tensor, Tensor]:
     """Return rowptr and col with every edge in both directions, and no self-loops."""
     backward = graph.transposed()
     rowptr, col = graph.rowptr, graph.col
+    edges = torch.stack([col, ptr2index(rowptr, col.numel(), col.dtype)])
     symmetric = torch.equal(rowptr, backward.rowptr) and torch.equal(col, backward.col)
-    row = ptr2index(rowptr, col.numel(), col.dtype)
     if not symmetric:
-        row = torch.cat([row, ptr2index(backward.rowptr, backward.col.numel(), col.dtype)])
-        col = torch.cat([col, backward.col])
-        merged = Graph.from_edge_index(torch.stack([col, row]), (graph.num_rows,) * 2)
-        rowptr, col = merged.rowptr, merged.col
-        row = ptr2index(rowptr, col.numel(), col.dtype)
-    loops = row == col
-    if bool(loops.any()):
-        per_row = torch.zeros_like(rowptr[1:]).index_add_(
-            0, row[loops], torch.ones_like(row[loops])
-        )
-        rowptr = torch.cat([rowptr[:1], rowptr[1:] - per_row.cumsum(0)]).to(rowptr.dtype)
-        col = col[~loops]
-    return rowptr, col
+        edges = torch.cat([edges, edges.flip(0)], 1)
+    edges, _ = remove_self_loops(edges)
+    if symmetric and edges.size(1) == col.numel():
+        return rowptr, col
+    merged = Graph.from_edge_index(edges, (graph.num_rows,) * 2)
+    return merged.rowptr, merged.col

@@ -71,10 +71,8 @@ class Builder:
 
     def finish(self, old: fx.Graph) -> fx.Graph:
         """Return the new graph without what nothing reads any more."""
-        unread = {self._copies[n] for n in old.nodes if n in self._copies and not n.users}
-        for node in reversed(self.graph.nodes):
-            if not node.users and node not in unread and node.op not in ("placeholder", "output"):
-                self.graph.erase_node(node)
+        kept = {self._copies[n] for n in old.nodes if n in self._copies and not n.users}
+        self.graph.eliminate_dead_code(lambda n: n in kept or n.op in ("placeholder", "output"))
         return self.graph
 
 

@@ -15,7 +15,7 @@ from typing import TypeGuard
 from pyg_accel.rewrite.equivalents import equivalents
 from pyg_accel.rewrite.ir import Attend, Expr, Leaf, Map, Product, Sum, is_matrix, leaves_of
 from pyg_accel.rewrite.prune import Associations, prune
-from pyg_accel.rewrite.tree import WRITTEN, Node, Tree, is_sparse, leaves_in
+from pyg_accel.rewrite.tree import WRITTEN, Node, Tree, is_sparse
 from pyg_accel.rewrite.tree_cost import Assumptions
 
 __all__ = ["associations_of", "enumerate_trees"]
@@ -27,10 +27,7 @@ MOST = 256
 @lru_cache(maxsize=64)
 def associations_of(expr: Expr, assumed: Assumptions) -> Associations:
     """Enumerate and prune; layers that compute the same share the result."""
-    trees = enumerate_trees(expr)
-    if assumed.sampled:  # a mean divides by the size of the sample, which its kernel counts
-        trees = tuple(t for t in trees if not any(leaf.mean_of for leaf in leaves_in(t)))
-    return prune(trees, assumed)
+    return prune(enumerate_trees(expr), assumed)
 
 
 def enumerate_trees(expr: Expr) -> tuple[Tree, ...]:
@@ -41,7 +38,7 @@ def enumerate_trees(expr: Expr) -> tuple[Tree, ...]:
     values are then computed once and shared.
     """
     trees = (
-        _means(tree)
+        tree
         for form in equivalents(expr)
         for scaling in _scalings(form)
         for tree in _trees(form, scaling)
@@ -202,24 +199,6 @@ def _scale_all(chain: tuple[Tree, ...]) -> tuple[Tree, ...]:
                 right = rest[0] = replace(diagonal, power=1)
         result.append(item if left is None and right is None else _scale_edges(left, item, right))
     return tuple(result)
-
-
-def _means(tree: Tree) -> Tree:
-    """Replace a sum that is divided by the numbers of entries with a mean, which has a kernel."""
-    if isinstance(tree, Leaf):
-        return tree
-    args = tuple(None if a is None else _means(a) for a in tree.args)
-    if tree.op == "scale_rows":
-        diagonal, data = args
-        if (
-            isinstance(diagonal, Leaf)
-            and diagonal.power == 1
-            and isinstance(data, Node)
-            and data.op == "spmm"
-            and str(data.args[0]) == diagonal.mean_of
-        ):
-            return replace(data, mean=True)
-    return tree if args == tree.args else replace(tree, args=args)
 
 
 def _sum(parts: tuple[Tree, ...]) -> Node:

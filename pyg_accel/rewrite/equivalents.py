@@ -1,19 +1,16 @@
-"""Equal forms of an expression: simplified, sums expanded, common factors factored out.
+"""Equal forms of an expression: sums expanded, and common factors factored out.
 
-Simplified ones have fewer and larger products (paper, section 3.2). A linear layer after a sum can
-be applied to each of its terms, ``(A X + X) W = A (X W) + X W``; and powers of a matrix need not be
-computed one by one, ``P X W1 + P P X W2 = P (X W1 + P (X W2))``, which is Horner's rule. Each form
-has associations that the others do not have.
+A linear layer after a sum can be applied to each of its terms, ``(A X + X) W = A (X W) + X W``; and
+powers of a matrix need not be computed one by one, ``P X W1 + P P X W2 = P (X W1 + P (X W2))``,
+which is Horner's rule. Each form has associations that the others do not have.
 """
 
 from dataclasses import replace
 from itertools import product
 
 from pyg_accel.rewrite.ir import (
-    Broadcast,
     Expr,
     Leaf,
-    Map,
     Product,
     Sum,
     is_bias,
@@ -29,53 +26,29 @@ __all__ = ["equivalents", "merge", "simplify"]
 
 
 def equivalents(expr: Expr) -> tuple[Expr, ...]:
-    """Return the distinct simplified forms of an expression."""
+    """Return the distinct forms of an expression."""
     plain = simplify(expr)
+    verify(plain)
     if not any(leaf.kind == "weight" for leaf in leaves_of(plain)):
         return (merge(plain),)  # no product gets smaller in another form
     expanded = distribute(plain)
-    forms = (plain, expanded, factor(expanded))
-    return tuple(dict.fromkeys(merge(simplify(form)) for form in forms))
+    forms = (expanded, factor(expanded))
+    for form in forms:
+        verify(form)
+    return tuple(dict.fromkeys(merge(simplify(form)) for form in (plain, *forms)))
 
 
 def simplify(expr: Expr) -> Expr:
-    """Turn row broadcasts into diagonal factors, and flatten nested products and sums.
-
-    The paper's post-processing (section 3.2): ``d ⊗ (A X)`` becomes ``D A X``, which can be
-    associated as ``(D A) X`` too. A vector whose length is no dimension of a sparse matrix of the
-    expression remains a map.
-    """
-    matrices = [leaf for leaf in leaves_of(expr) if is_matrix(leaf)]
-    nodes = {size for matrix in matrices for size in (matrix.rows, matrix.cols)}
-
-    def simpler(expr: Expr) -> Expr:
-        expr = map_children(expr, simpler)
-        match expr:
-            case Product(factors=factors):
-                flat = product_of(factors)
-                return Product(_numbers_first(flat.factors)) if isinstance(flat, Product) else flat
-            case Sum(terms=terms):
-                return sum_of(terms)
-            case Broadcast(vector=vector, arg=arg) if vector.rows not in nodes:
-                return Map(f"{vector} ⊗ ", arg)
-            case Broadcast(vector=vector, arg=arg):
-                diagonal = replace(vector, cols=vector.rows, kind="diagonal")
-                return simpler(Product((diagonal, arg)))
+    """Move the numbers of each product to its front: they commute with all other factors."""
+    expr = map_children(expr, simplify)
+    if not isinstance(expr, Product):
         return expr
-
-    result = simpler(expr)
-    verify(result)
-    return result
-
-
-def _numbers_first(factors: tuple[Expr, ...]) -> tuple[Expr, ...]:
-    """Move factors that are numbers to the front: they commute with all others."""
-    numbers = [f for f in factors if isinstance(f, Leaf) and f.number]
-    if not numbers or len(numbers) == len(factors):
-        return factors
-    others = [f for f in factors if not (isinstance(f, Leaf) and f.number)]
+    numbers = [f for f in expr.factors if isinstance(f, Leaf) and f.number]
+    others = [f for f in expr.factors if f not in numbers]
+    if not numbers or not others:
+        return expr
     rows = others[0].rows
-    return (*(replace(n, rows=rows, cols=rows) for n in numbers), *others)
+    return product_of((*(replace(n, rows=rows, cols=rows) for n in numbers), *others))
 
 
 def merge(expr: Expr) -> Expr:
@@ -101,9 +74,6 @@ def distribute(expr: Expr) -> Expr:
         choices = [f.terms if isinstance(f, Sum) and not any(map(is_bias, f.terms)) else (f,)
                    for f in expr.factors]  # fmt: skip
         expr = sum_of(product_of(term) for term in product(*choices))
-    elif isinstance(expr, Sum):
-        expr = sum_of(expr.terms)
-    verify(expr)
     return expr
 
 
@@ -120,10 +90,8 @@ def factor(expr: Expr) -> Expr:
             parts += members
             continue
         rests = [product_of(m.factors[len(head) :]) for m in members if isinstance(m, Product)]
-        parts.append(product_of((*head, factor(Sum(tuple(rests))))))
-    result = Sum(tuple(parts)) if len(parts) > 1 else parts[0]
-    verify(result)
-    return result
+        parts.append(product_of((*head, factor(sum_of(rests)))))
+    return sum_of(parts)
 
 
 def _head(term: Expr) -> tuple[Expr, ...] | None:

@@ -9,7 +9,7 @@ from typing import Any, TextIO
 import torch
 
 from pyg_accel.rewrite.drawing import as_svg
-from pyg_accel.rewrite.plans import HEAD, ModelPlan, facts, legend, plan, row, title, unread
+from pyg_accel.rewrite.plans import HEAD, ModelPlan, facts, legend, plan, row, title
 
 __all__ = ["FORMATS", "as_markdown", "explain"]
 
@@ -66,7 +66,7 @@ def as_markdown(model_plan: ModelPlan) -> str:
             lines += ["", "| " + " | ".join(HEAD) + " |", "|" + " --- |" * len(HEAD)]
             for tree, *others in map(row, layer.trees):
                 lines.append(f"| `{tree}` | " + " | ".join(others) + " |")
-    return "\n".join([*lines, *unread(model_plan)])
+    return "\n".join(lines)
 
 
 FORMATS: dict[str, Callable[[ModelPlan], str]] = {"text": str, "md": as_markdown, "svg": as_svg}

@@ -1,8 +1,8 @@
 """Matrix IR: what a layer computes, as products and sums of named matrices (paper, section 3.2).
 
 Data only. An expression is a value: two equal ones are the same matrix, and are computed once. Row
-broadcasts with vectors become diagonal factors (:mod:`.equivalents`), so that only elementwise maps
-and attention separate the factors of a product.
+broadcasts with vectors, such as normalisations, are products with diagonals, so that only
+elementwise maps and attention separate the factors of a product.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -12,7 +12,6 @@ from typing import Literal, get_args
 __all__ = [
     "SPARSE",
     "Attend",
-    "Broadcast",
     "Expr",
     "Kind",
     "Leaf",
@@ -22,6 +21,7 @@ __all__ = [
     "children",
     "is_bias",
     "is_matrix",
+    "is_ones",
     "leaves_of",
     "map_children",
     "product_of",
@@ -39,11 +39,11 @@ class _Operators:
 
     __slots__ = ()
 
-    def __matmul__(self, other: "Expr") -> "Product":
-        return Product((self, other))  # type: ignore[arg-type]
+    def __matmul__(self, other: "Expr") -> "Expr":
+        return product_of((self, other))  # type: ignore[arg-type]
 
-    def __add__(self, other: "Expr") -> "Sum":
-        return Sum((self, other))  # type: ignore[arg-type]
+    def __add__(self, other: "Expr") -> "Expr":
+        return sum_of((self, other))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +60,8 @@ class Leaf(_Operators):
         heads: attention heads, side by side in its columns.
         power: of a diagonal: its exponent.
         number: of a diagonal: whether it is a multiple of the identity.
-        mean_of: of a diagonal that divides the rows of a matrix by their number of entries: the
-            name of this matrix. The kernel for means replaces both.
+        mean: of a matrix of edges: whether each row is divided by its number of entries, as the
+            kernels for means do.
     """
 
     name: str
@@ -71,7 +71,7 @@ class Leaf(_Operators):
     heads: int = 1
     power: int = 1
     number: bool = False
-    mean_of: str = ""
+    mean: bool = False
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -80,6 +80,8 @@ class Leaf(_Operators):
             raise ValueError(f"the diagonal {self.name} is {self.rows} x {self.cols}")
 
     def __str__(self) -> str:
+        if self.mean:
+            return f"mean({self.name})"
         return self.name + ("" if self.power == 1 else "²³"[self.power - 2] if self.power < 4
                             else f"^{self.power}")  # fmt: skip
 
@@ -159,27 +161,6 @@ class Map(_Operators):
 
 
 @dataclass(frozen=True, slots=True)
-class Broadcast(_Operators):
-    """Every row of ``arg`` times an element of a vector: how layers write a normalisation."""
-
-    vector: Leaf
-    arg: "Expr"
-
-    @property
-    def rows(self) -> str:
-        """Of the argument."""
-        return self.arg.rows
-
-    @property
-    def cols(self) -> str:
-        """Of the argument."""
-        return self.arg.cols
-
-    def __str__(self) -> str:
-        return f"{self.vector} ⊗ ({self.arg})"
-
-
-@dataclass(frozen=True, slots=True)
 class Attend(_Operators):
     """Scores of the edges of ``matrix`` from node features, softmax over every row.
 
@@ -212,7 +193,7 @@ class Attend(_Operators):
         return f"{self.name}({', '.join(map(str, (self.matrix, *self.args)))})"
 
 
-Expr = Leaf | Product | Sum | Map | Broadcast | Attend
+Expr = Leaf | Product | Sum | Map | Attend
 
 
 def children(expr: Expr) -> tuple[Expr, ...]:
@@ -222,21 +203,19 @@ def children(expr: Expr) -> tuple[Expr, ...]:
             return parts
         case Map(arg=arg):
             return (arg,)
-        case Broadcast(vector=vector, arg=arg):
-            return (vector, arg)
         case Attend(matrix=matrix, args=args):
             return (matrix, *args)
     return ()
 
 
 def map_children(expr: Expr, change: Callable[[Expr], Expr]) -> Expr:
-    """Return an expression with its direct parts changed, except vectors and matrices of edges."""
+    """Return an expression with its direct parts changed, except the matrix of attention."""
     match expr:
         case Product(factors=parts):
-            return Product(tuple(map(change, parts)))
+            return product_of(map(change, parts))
         case Sum(terms=parts):
-            return Sum(tuple(map(change, parts)))
-        case Map(arg=arg) | Broadcast(arg=arg):
+            return sum_of(map(change, parts))
+        case Map(arg=arg):
             return replace(expr, arg=change(arg))
         case Attend(args=args):
             return replace(expr, args=tuple(map(change, args)))
@@ -288,13 +267,16 @@ def verify(expr: Expr) -> None:
             raise ValueError(f"a sum within the sum {expr}")
     if isinstance(expr, Attend) and expr.matrix.kind not in SPARSE:
         raise ValueError(f"attention over {expr.matrix}, which is not sparse")
-    if isinstance(expr, Broadcast) and expr.vector.rows != expr.arg.rows:
-        raise ValueError(f"{expr.vector} has not as many elements as {expr.arg} has rows")
 
 
 def is_matrix(expr: object) -> bool:
     """Whether an expression is a matrix of edges."""
     return isinstance(expr, Leaf) and expr.kind in SPARSE
+
+
+def is_ones(expr: object) -> bool:
+    """Whether an expression is a column of ones."""
+    return isinstance(expr, Leaf) and expr.kind == "data" and expr.cols == "1"
 
 
 def is_bias(expr: Expr) -> bool:

@@ -1,8 +1,7 @@
 """Runs the calls of a layer with its matrix products in the fastest order."""
 
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -30,7 +29,7 @@ from pyg_accel.rewrite.override import RUNNING
 from pyg_accel.rewrite.select import DRIFT, Decision, Options, assumptions_of, make_decision
 from pyg_accel.settings import settings
 
-__all__ = ["RewrittenLayer", "recorded_call"]
+__all__ = ["RewrittenLayer"]
 
 UNSEEN = 2  # after so many calls in a row with a new graph, every call is assumed to have one
 MOST = 16  # decisions that a layer remembers
@@ -76,6 +75,7 @@ class RewrittenLayer(torch.nn.Module):
         options: of ``optimize()``.
         decisions: the last decisions, the latest last.
         reasons: why calls ran the layer itself, and how many.
+        calls: the lines of code that called the layer with the examples of ``optimize()``.
     """
 
     def __init__(self, conv: MessagePassing, options: Options) -> None:
@@ -85,6 +85,7 @@ class RewrittenLayer(torch.nn.Module):
         self.options = options
         self.decisions: list[Decision] = []
         self.reasons: dict[str, int] = {}
+        self.calls: tuple[str, ...] = ()
         # By the halo of the calls; by this object for calls without one.
         self._recorded: weakref.WeakKeyDictionary[Any, Programs] = weakref.WeakKeyDictionary()
         self._rewritten: dict[LayerProgram, _Rewritten] = {}
@@ -101,22 +102,6 @@ class RewrittenLayer(torch.nn.Module):
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _disabled(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return self._run(args, kwargs)
-
-    def decide(self, *args: Any, **kwargs: Any) -> Decision:
-        """Choose an association for a call again.
-
-        Raises:
-            NotLifted: if the layer itself runs for such calls.
-        """
-        programs = self._programs(self)
-        if find(programs, args, kwargs) is None:
-            self._run(args, kwargs)
-        match = find(programs, args, kwargs)
-        rewritten = None if match is None else self._rewritten.get(match[0])
-        if match is None or rewritten is None or rewritten.program is None:
-            raise NotLifted(next(reversed(self.reasons), "it cannot be recorded"))
-        self._decide(*match, rewritten, None, static=rewritten.static, fresh=rewritten.fresh)
-        return self.decisions[-1]
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         halos = LOOKUPS[0].of_call((*args, *kwargs.values())) if LOOKUPS else None
@@ -158,8 +143,6 @@ class RewrittenLayer(torch.nn.Module):
         """Return the recorded programs of an owner; none after settings have changed."""
         programs = self._recorded.get(owner)
         if programs is None or programs.changes != settings.changes:
-            for program in programs.programs if programs is not None else ():
-                self._rewritten.pop(program, None)
             programs = self._recorded[owner] = Programs(changes=settings.changes)
         return programs
 
@@ -177,9 +160,8 @@ class RewrittenLayer(torch.nn.Module):
     ) -> Any:
         """Run a call that no program fits: record it, and rewrite the program."""
         refuse_training(self.conv)
-        before = [*programs.programs]
         start = perf_counter()
-        recording = recorded_call(programs, self.conv, args, kwargs, halos)
+        recording = _recorded_call(programs, self.conv, args, kwargs, halos)
         if isinstance(recording, str):
             return self._left(recording, args, kwargs)
         program, reason = recording.program, ""
@@ -199,9 +181,9 @@ class RewrittenLayer(torch.nn.Module):
             if reason:  # a single rank must not record again
                 programs.give_up(reason)
                 program = None
-        for other in before:
-            if other not in programs.programs:
-                self._rewritten.pop(other, None)
+        known = {known for each in self._recorded.values() for known in each.programs}
+        for old in {*self._rewritten} - known:
+            self._rewritten.pop(old, None)
         if program is not None:
             self._rewritten[program] = rewritten
             rewritten.reason = reason
@@ -275,17 +257,19 @@ def rewritten_graph(
         for node, tensor in zip(inputs, leaves, strict=True)
         if static and _is_static(tensor, halos)
     )
-    upstream, learning, values = not torch.is_grad_enabled(), Learning(), _Values(program, leaves)
+    matrices = {node for region in regions for node in region.graphs.values()}
+    learning, values = Learning(), _values_of(program, matrices, leaves)
     decided: dict[fx.Node, Decision] = {}
     for region in regions:
-        assumed = assumptions_of(region, learning, train=options.train, static=same,
-                               upstream=upstream)  # fmt: skip
-        graphs = {name: values.of(node) for name, node in region.graphs.items()}
+        assumed = assumptions_of(region, learning, train=options.train, static=same)
+        graphs = {name: values[node] for name, node in region.graphs.items()}
         decided[region.root] = make_decision(
             region, assumed, options, graphs, fresh=fresh,
             slowest=None if halos is None else halos.slowest,
         )  # fmt: skip
-    cast = len(_precisions(program)) > 1
+    # With several precisions, or under autocast, that of the result may change.
+    dtypes = {node.meta[ABOUT].dtype for node in program.graph.nodes if ABOUT in node.meta}
+    cast = sum(dtype.is_floating_point for dtype in dtypes) > 1
     builder = Builder()
     for node in program.graph.nodes:
         if (decision := decided.get(node)) is None:
@@ -300,38 +284,15 @@ def rewritten_graph(
     return text, builder.finish(program.graph), [*decided.values()]
 
 
-def _precisions(program: LayerProgram) -> set[torch.dtype]:
-    """Return the floating-point dtypes of a call; with several, that of the result may change."""
-    inputs = {n.meta[ABOUT].dtype for n in program.graph.nodes
-              if n.op in ("placeholder", "get_attr") and ABOUT in n.meta}  # fmt: skip
-    autocast = {
-        torch.get_autocast_dtype(d) for d in ("cpu", "cuda") if torch.is_autocast_enabled(d)
-    }
-    return {dtype for dtype in inputs if dtype.is_floating_point} | autocast
-
-
-class _Values:
-    """The values of nodes of a program in a call, computed as they are asked for."""
-
-    def __init__(self, program: LayerProgram, leaves: tuple[Tensor, ...]) -> None:
-        self._constants = program.constants
-        inputs = [n for n in program.graph.nodes if n.op == "placeholder"]
-        self._values: dict[fx.Node, Any] = dict(zip(inputs, leaves, strict=True))
-
-    def of(self, node: fx.Node) -> Any:
-        """Return the value of a node."""
-        if node not in self._values:
-            with torch.no_grad():
-                self._values[node] = self._computed(node)
-        return self._values[node]
-
-    def _computed(self, node: fx.Node) -> Any:
-        if node.op == "get_attr":
-            return self._constants[str(node.target)]
-        args, kwargs = fx.map_arg((node.args, node.kwargs), self.of)
-        if node.op == "call_method":
-            return getattr(args[0], str(node.target))(*args[1:], **kwargs)
-        return node.target(*args, **kwargs)  # type: ignore[operator]
+def _values_of(program: LayerProgram, nodes: set[fx.Node], leaves: tuple[Tensor, ...]) -> Any:
+    """Return the values of nodes of a program in a call, by node."""
+    part = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    part.graph_copy(program.graph, copies)
+    part.output(tuple(copies[node] for node in nodes))
+    part.eliminate_dead_code()
+    with torch.no_grad():
+        return dict(zip(nodes, program.with_graph(part, "").run(*leaves), strict=True))
 
 
 def _is_static(tensor: Tensor, halos: Halos | None) -> bool:
@@ -346,32 +307,22 @@ def _are_static(leaves: tuple[Tensor, ...], halos: Halos | None) -> bool:
     return bool(features) and all(_is_static(t, halos) for t in features)
 
 
-@contextmanager
-def forcing() -> Iterator[None]:
-    """Accelerate calls in this thread inside the block, even without ``patch()``."""
-    before, forced.on = forced.on, True
-    try:
-        yield
-    finally:
-        forced.on = before
-
-
-def recorded_call(
+def _recorded_call(
     programs: Programs,
     conv: MessagePassing,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    halos: Halos | None = None,
+    halos: Halos | None,
 ) -> Attempt | str:
-    """Run a call of a layer and record it, or return why it was not tried."""
+    """Run a call of a layer and record it, even without ``patch()``; or return why not."""
 
     def make(conv: MessagePassing, *args: Any, **kwargs: Any) -> Any:
         with nullcontext() if halos is None else halos.running():
             return torch.nn.Module._call_impl(conv, *args, **kwargs)
 
-    before = running.begin(conv)
+    before, forced.on = (running.begin(conv), forced.on), True
     try:
-        with forcing():
-            return attempt(programs, conv, "call", make, args, kwargs)
+        return attempt(programs, conv, "call", make, args, kwargs)
     finally:
-        running.end(before)
+        outer, forced.on = before
+        running.end(outer)

@@ -7,33 +7,29 @@ import torch
 from torch import fx
 
 from pyg_accel.rewrite.builder import Builder, Value
-from pyg_accel.rewrite.ir import Broadcast, Expr, Leaf, Sum, is_bias, leaves_of
+from pyg_accel.rewrite.ir import Expr, Leaf, Sum, is_bias, leaves_of
 from pyg_accel.rewrite.nodes import facts_of, features_of
 from pyg_accel.rewrite.sources import has_edges, ones_like
 from pyg_accel.rewrite.tree import is_sparse
 
-__all__ = ["Emit", "Entry", "Leaves", "Source"]
+__all__ = ["Emit", "Leaves", "Source"]
 
 Emit = Callable[[Builder], Value]
 
 
 class Source(NamedTuple):
-    """Where the value of a leaf comes from.
+    """A leaf, and where its value comes from.
 
     Attributes:
+        leaf: of expressions.
         emit: adds nodes that compute it to a new graph, and returns the last.
         nodes: of the recorded graph that it is computed from.
+        graph: for a matrix of edges, the node of its :class:`~pyg_accel.Graph`.
     """
 
+    leaf: Leaf
     emit: Emit
     nodes: tuple[fx.Node, ...]
-
-
-class Entry(NamedTuple):
-    """A leaf, where its value comes from, and for a matrix of edges the node of its ``Graph``."""
-
-    leaf: Leaf
-    source: Source
     graph: fx.Node | None
 
 
@@ -47,7 +43,7 @@ class Leaves:
     def __init__(self, cuts: frozenset[fx.Node]) -> None:
         self.exprs: dict[fx.Node, Expr] = {}
         self._cuts = cuts
-        self._entries: dict[Any, Entry] = {}
+        self._sources: dict[Any, Source] = {}
         self._widths: dict[str, int] = {}
         self._aliases: dict[str, str] = {}
         self._read: list[tuple[fx.Node, fx.Node]] = []
@@ -69,13 +65,13 @@ class Leaves:
         **more: Any,
     ) -> Leaf:
         """Return the leaf of a key; a new one may have a number of columns in place of a symbol."""
-        if key not in self._entries:
+        if key not in self._sources:
             if isinstance(cols, int):
                 self._widths[symbol := f"w{len(self._widths)}#"] = cols
                 cols = symbol
-            leaf = Leaf(f"{base}#{len(self._entries)}", rows, cols, kind, **more)
-            self._entries[key] = Entry(leaf, Source(emit, nodes), graph)
-        return self._entries[key].leaf
+            leaf = Leaf(f"{base}#{len(self._sources)}", rows, cols, kind, **more)
+            self._sources[key] = Source(leaf, emit, nodes, graph)
+        return self._sources[key].leaf
 
     def _equate(self, first: str, second: str) -> None:
         """Note that two symbols are the same number of columns."""
@@ -89,7 +85,7 @@ class Leaves:
         return symbol
 
     def _source_of(self, leaf: Leaf) -> Source:
-        return next(e.source for e in self._entries.values() if e.leaf is leaf)
+        return next(s for s in self._sources.values() if s.leaf is leaf)
 
     def expr_of(self, node: Any, reader: fx.Node, *, exchanged: bool = False) -> Expr | None:
         """Return the expression of features [N, F] for a node that reads them.
@@ -157,7 +153,7 @@ class Leaves:
             emit: Emit = lambda b: b.call(ones_like, node)  # noqa: E731
             return self.leaf(("ones", rows, node), f"e{rows}", rows, "1", "data", emit, node)
         matrix = next(x for x in leaves_of(like) if is_sparse(x))
-        graph = next(e.graph for e in self._entries.values() if e.leaf is matrix)
+        graph = self._source_of(matrix).graph
         assert graph is not None
         dtype = self._dtype
         emit = lambda b: b.call(ones_like, graph, dtype)  # noqa: E731
@@ -205,12 +201,11 @@ class Leaves:
 
         key: tuple[Any, ...] = ("vector", node, inverse, rows, graph, side)
         size = self._num_cols if rows == "M" else self._num_rows
-        if about.shape in ((), (1,), (1, 1)):
+        number = about.shape in ((), (1,), (1, 1))
+        if number:
             key, graph = key[:4], None
-            return self.leaf(key, "c", rows, rows, "diagonal", emit, node, number=True) @ (
-                self._with_bias_as_product(expr)
-            )
-        if about.shape != (size, 1):
+        elif about.shape != (size, 1):
             return None
-        return Broadcast(self.leaf(key, "d", rows, rows, "diagonal", emit, node),
-                         self._with_bias_as_product(expr))  # fmt: skip
+        base = "c" if number else "d"
+        leaf = self.leaf(key, base, rows, rows, "diagonal", emit, node, number=number)
+        return leaf @ self._with_bias_as_product(expr)

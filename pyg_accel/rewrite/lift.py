@@ -20,12 +20,11 @@ from pyg_accel.cbsr import CBSR
 from pyg_accel.record.about import About
 from pyg_accel.rewrite.attention import Attention
 from pyg_accel.rewrite.builder import Builder
-from pyg_accel.rewrite.changes import Changes
 from pyg_accel.rewrite.ir import Expr, Leaf, Map, Product, Sum, leaves_of
 from pyg_accel.rewrite.leaves import Source
 from pyg_accel.rewrite.messages import Messages
 from pyg_accel.rewrite.naming import named
-from pyg_accel.rewrite.nodes import called, facts_of, features_of
+from pyg_accel.rewrite.nodes import called, facts_of, features_of, overwritten_nodes
 from pyg_accel.rewrite.tree import is_sparse
 
 __all__ = ["NotLifted", "Region", "regions_of"]
@@ -45,11 +44,9 @@ class Region:
         expr: the expression.
         root: the node that computes it.
         sources: where the values of its leaves come from, by the names of the leaves.
-        graphs: for each matrix of edges, the node of its :class:`~pyg_accel.Graph`, by name.
         attentions: how the scores of attention are computed, by name.
         maps: functions of features, by name.
         sizes: the numbers of columns that symbols stand for.
-        ones: names of the leaves that are columns of ones.
         sample: arguments of :func:`~pyg_accel.ops.sampled_spmm`, if sums are over samples.
         exchange: in a distributed model, the first node that fetches rows of other processes:
             dense factors of a matrix of edges need these rows too.
@@ -58,13 +55,16 @@ class Region:
     expr: Expr
     root: fx.Node
     sources: Mapping[str, Source]
-    graphs: Mapping[str, fx.Node]
     attentions: Mapping[str, Attention]
     maps: Mapping[str, Callable[..., Any]]
     sizes: Mapping[str, int]
-    ones: frozenset[str]
     sample: Mapping[str, Any] | None
     exchange: fx.Node | None = None
+
+    @property
+    def graphs(self) -> dict[str, fx.Node]:
+        """For each matrix of edges, the node of its :class:`~pyg_accel.Graph`, by name."""
+        return {name: s.graph for name, s in self.sources.items() if s.graph is not None}
 
 
 def regions_of(graph: fx.Graph, constants: Mapping[str, Any], layer: str) -> list[Region]:
@@ -96,7 +96,7 @@ class _Reading(Messages):
     def __init__(
         self, graph: fx.Graph, constants: Mapping[str, Any], layer: str, cuts: frozenset[fx.Node]
     ) -> None:
-        super().__init__(constants, layer, cuts, Changes(graph))
+        super().__init__(constants, layer, cuts, overwritten_nodes(graph))
         self.readers: dict[fx.Node, set[fx.Node]] = defaultdict(set)
         self._graph = graph
         self._maps: dict[str, Callable[..., Any]] = {}
@@ -119,7 +119,7 @@ class _Reading(Messages):
         """Read the nodes in order."""
         for node in self._graph.nodes:
             handler = _HANDLERS.get(called(node)) if node.op[:4] == "call" else None
-            if handler is None or self._changes.overwritten_after(node):
+            if handler is None or node in self._overwritten:
                 continue
             self._read.clear()
             try:
@@ -142,8 +142,8 @@ class _Reading(Messages):
 
     def regions(self) -> Iterator[Region]:
         """Yield the regions that may have more than one association."""
-        order = [entry.leaf for entry in self._entries.values()]
-        entries = {entry.leaf.name: entry for entry in self._entries.values()}
+        order = [source.leaf for source in self._sources.values()]
+        sources = {source.leaf.name: source for source in self._sources.values()}
         for node, expr in self.exprs.items():
             leaves = dict.fromkeys(leaves_of(expr))
             sparse = any(map(is_sparse, leaves))
@@ -153,8 +153,7 @@ class _Reading(Messages):
             if not others:
                 self._set_reason(f"{self._layer} has no linear layer beside its aggregation")
                 continue
-            renamed = named(expr, order, self._aliases)
-            by_name = {new: entries[old] for new, old in renamed.names.items() if old in entries}
+            renamed = named(expr, order, self._root)
             widths = {self._root(s): n for s, n in self._widths.items()}
             sizes = {new: widths[old] for old, new in renamed.sizes.items() if old in widths}
             if "k" in self._widths:
@@ -162,12 +161,10 @@ class _Reading(Messages):
             yield Region(
                 expr=renamed.expr,
                 root=node,
-                sources={name: e.source for name, e in by_name.items()},
-                graphs={name: e.graph for name, e in by_name.items() if e.graph is not None},
+                sources={new: sources[old] for new, old in renamed.names.items()},
                 attentions=self._attentions,
                 maps=self._maps,
                 sizes=sizes,
-                ones=frozenset(n for n, e in by_name.items() if e.leaf.name[0] == "e"),
                 sample=self._sampling,
                 exchange=next(iter(self._exchanges), None),
             )
@@ -176,11 +173,8 @@ class _Reading(Messages):
         """The readers of a node to which it is a leaf, since expressions end there."""
         return self.readers[node] if node in self._cuts else set()
 
-    def _linear(self, node: fx.Node, input: Any, weight: Any, bias: Any = None) -> Expr | None:
-        return self._product_with_weight(node, input, weight, bias, transposed=True)
-
-    def _product_with_weight(
-        self, node: fx.Node, input: Any, weight: Any, bias: Any, *, transposed: bool
+    def _linear(
+        self, node: fx.Node, input: Any, weight: Any, bias: Any = None, *, transposed: bool = True
     ) -> Expr | None:
         about = facts_of(weight)
         if about is None or len(about.shape) != 2:
@@ -208,15 +202,12 @@ class _Reading(Messages):
         return self.leaf(("bias", bias), "b", "1", cols, "bias", lambda b: bias, bias)
 
     def _matmul(self, node: fx.Node, input: Any, weight: Any) -> Expr | None:
-        return self._product_with_weight(node, input, weight, None, transposed=False)
-
-    def _add(self, node: fx.Node, a: Any, b: Any) -> Expr | None:
-        return self._plus(node, a, b, 1.0)
+        return self._linear(node, input, weight, transposed=False)
 
     def _subtract(self, node: fx.Node, a: Any, b: Any) -> Expr | None:
-        return self._plus(node, a, b, -1.0)
+        return self._add(node, a, b, sign=-1.0)
 
-    def _plus(self, node: fx.Node, a: Any, b: Any, sign: float) -> Expr | None:
+    def _add(self, node: fx.Node, a: Any, b: Any, *, sign: float = 1.0) -> Expr | None:
         if not (self._is_open(a) or self._is_open(b)):
             return None
         if isinstance(a, fx.Node) and isinstance(b, fx.Node):
@@ -232,16 +223,13 @@ class _Reading(Messages):
                 expr = self.expr_of(a, node)
                 return None if expr is None else self._sum_of(expr, self._bias(b, expr.cols))
             if first.shape == second.shape[1:] and len(second.shape) == 2 and sign == 1:
-                return self._plus(node, b, a, sign)
+                return self._add(node, b, a)
         return None
 
-    def _multiply(self, node: fx.Node, a: Any, b: Any) -> Expr | None:
-        return self._times(node, a, b, inverse=False)
-
     def _divide(self, node: fx.Node, a: Any, b: Any) -> Expr | None:
-        return self._times(node, a, b, inverse=True)
+        return self._multiply(node, a, b, inverse=True)
 
-    def _times(self, node: fx.Node, a: Any, b: Any, *, inverse: bool) -> Expr | None:
+    def _multiply(self, node: fx.Node, a: Any, b: Any, *, inverse: bool = False) -> Expr | None:
         if not self._is_open(a):
             if inverse or not self._is_open(b):
                 return None
@@ -259,7 +247,7 @@ class _Reading(Messages):
         return None if expr is None else self._rows_scaled(b, expr, inverse=inverse)
 
     def _negate(self, node: fx.Node, a: Any) -> Expr | None:
-        return self._times(node, a, -1.0, inverse=False)
+        return self._multiply(node, a, -1.0)
 
     def _view(self, node: fx.Node, value: Any, *shape: Any) -> Expr | None:
         if not self._is_open(value):

@@ -3,38 +3,29 @@
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch_geometric.nn import MessagePassing
 
-from pyg_accel.module_state import ModuleState
-from pyg_accel.patching.api import OverrideHandle
-from pyg_accel.patching.programs import Programs
-from pyg_accel.rewrite.enumerate import associations_of
-from pyg_accel.rewrite.layer import recorded_call
-from pyg_accel.rewrite.lift import NotLifted, regions_of
-from pyg_accel.rewrite.nodes import Learning
+from pyg_accel.call_report import uncounted
+from pyg_accel.module_state import as_it_was
+from pyg_accel.rewrite.layer import RewrittenLayer
+from pyg_accel.rewrite.lift import NotLifted
 from pyg_accel.rewrite.prune import Associations
-from pyg_accel.rewrite.select import assumptions_of
+from pyg_accel.rewrite.select import Options
 
 __all__ = ["associations"]
 
 
 def associations(
-    conv: MessagePassing,
-    *example_inputs: Any,
-    train: bool = False,
-    static: bool = False,
-    upstream: bool = True,
-    **example_kwargs: Any,
+    conv: MessagePassing, *example_inputs: Any, train: bool = False, **example_kwargs: Any
 ) -> Associations:
     """Return every association of a layer's matrix products, and those that may be the fastest.
 
+    The features are taken to have gradients, as those of a hidden layer.
+
     Args:
-        conv: the layer; it is called once.
+        conv: the layer; it is called, and its state restored.
         example_inputs: arguments that it is called with; by default features and an edge_index.
         train: whether the backward pass counts too.
-        static: whether the features are the same in every call.
-        upstream: whether the features have gradients, as those of a hidden layer.
         example_kwargs: arguments by name.
 
     Returns:
@@ -46,29 +37,16 @@ def associations(
     """
     if not example_inputs and not example_kwargs:
         example_inputs = _examples(conv)
-    programs = Programs()
-    handle = OverrideHandle({})
-    device = next((t.device for t in example_inputs if isinstance(t, Tensor)), torch.device("cpu"))
-    state = ModuleState(conv.modules(), device)
+    layer = RewrittenLayer(conv, Options(train=train))
     try:
-        for _ in range(2):  # a layer may store something in its first call
-            recording = recorded_call(programs, conv, example_inputs, example_kwargs)
-            program = None if isinstance(recording, str) else recording.program
-            if program is not None:
-                break
+        with as_it_was(conv.modules()), uncounted(), torch.no_grad():
+            for _ in range(2):  # a layer may store something in its first call
+                layer(*example_inputs, **example_kwargs)
     except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise NotLifted(f"its code does not run on such arguments: {error}") from error
-    finally:
-        handle.remove()
-        state.restore()
-    if program is None:
-        raise NotLifted(programs.reason)
-    graph = program.graph
-    *_, region = regions_of(graph, program.constants, type(conv).__name__)
-    same = {n for n in graph.nodes if n.op == "placeholder"} if static else ()
-    assumed = assumptions_of(region, Learning(), train=train, static=frozenset(same),
-                           upstream=upstream)  # fmt: skip
-    return associations_of(region.expr, assumed)
+    if not layer.decisions:
+        raise NotLifted(next(iter(layer.reasons)))
+    return layer.decisions[-1].pruned
 
 
 def _examples(conv: MessagePassing) -> tuple[Any, ...]:

@@ -16,7 +16,7 @@ from pyg_accel.graph import Graph
 from pyg_accel.record.about import ABOUT
 from pyg_accel.rewrite.attention import Attention
 from pyg_accel.rewrite.builder import Builder, Edges
-from pyg_accel.rewrite.ir import Leaf
+from pyg_accel.rewrite.ir import Leaf, is_ones
 from pyg_accel.rewrite.lift import Region
 from pyg_accel.rewrite.tree import WRITTEN, Node, Tree, folded_nodes, nodes_of, static_nodes
 
@@ -214,13 +214,12 @@ class _Lowering:
         weight = self._call(node, Tensor.squeeze, values, -1)
         return Edges(edges.graph, weight, edges.edge_order)
 
-    def _select(self, node: Node, arg: Tree) -> fx.Node:
-        return self._map(node, arg)
-
     def _map(self, node: Node, arg: Tree) -> fx.Node:
         if node.name == WRITTEN:
             return self._call(node, CBSR.dense, self.value(arg))
         return self._call(node, self._region.maps[node.name], self.value(arg))
+
+    _select = _map
 
     def _add(self, node: Node, *args: Tree) -> fx.Node:
         """Add the terms; matrix products among them are accumulated with ``addmm``."""
@@ -238,7 +237,7 @@ class _Lowering:
             elif isinstance(item, Node) and item.op == "gemm" and item in self._read_once:
                 left, right = item.args
                 assert left is not None and right is not None
-                if isinstance(left, Leaf) and left.name in self._region.ones:
+                if is_ones(left):
                     ones = left  # ones times a row: a bias
                     total = plus(total, self._b.call(Tensor.squeeze, self.value(right), 0))
                 elif left.kind != "cbsr" and left.heads == 1:

@@ -10,8 +10,7 @@ from torch import fx
 from pyg_accel.formula import Binary, Formula, Operand, operands_of
 from pyg_accel.rewrite.attention import Attention, read_attention
 from pyg_accel.rewrite.builder import Builder, Edges
-from pyg_accel.rewrite.changes import Changes
-from pyg_accel.rewrite.ir import Attend, Broadcast, Expr, Leaf
+from pyg_accel.rewrite.ir import Attend, Expr, Leaf
 from pyg_accel.rewrite.leaves import Leaves
 from pyg_accel.rewrite.nodes import facts_of
 from pyg_accel.rewrite.sources import (
@@ -19,7 +18,6 @@ from pyg_accel.rewrite.sources import (
     base_of,
     degrees,
     edges_of,
-    inverse_counts,
     inverse_roots,
     normalisation_of,
     views_of,
@@ -43,10 +41,10 @@ class Messages(Leaves):
         constants: Mapping[str, Any],
         layer: str,
         cuts: frozenset[fx.Node],
-        changes: Changes,
+        overwritten: frozenset[fx.Node],
     ) -> None:
         super().__init__(cuts)
-        self._changes = changes
+        self._overwritten = overwritten
         self.reason = ""
         self._constants, self._layer = constants, layer
         self._rows: Any = None
@@ -158,18 +156,11 @@ class Messages(Leaves):
         weights = sides["e"]
         normalised = None
         if len(weights) == 1 and not weights[0][1] and not mean:
-            normalised = normalisation_of(weights[0][0], graph, self._constants, self._changes)
+            normalised = normalisation_of(weights[0][0], graph, self._constants, self._overwritten)
         if normalised is not None:
             out = self._normalised(graph, normalised, out)
         else:
-            matrix = self._matrix(graph, weights)
-            out = matrix @ out
-            if mean:
-                dtype = self._dtype
-                count = self.leaf(("count", matrix.name), "D⁻¹", "N", "N", "diagonal",
-                                  lambda b: b.call(inverse_counts, graph, dtype, derived=True),
-                                  graph, mean_of=matrix.name)  # fmt: skip
-                out = Broadcast(count, out)
+            out = self._matrix(graph, weights, mean=mean) @ out
         for vector, inverse in sides["v"]:
             out = out and self._rows_scaled(vector, out, inverse=inverse, graph=graph, side="v")
         return None if out is None else self._scaled(term.number, out)
@@ -177,7 +168,7 @@ class Messages(Leaves):
     def _is_stale_copy(self, weights: fx.Node) -> bool:
         """Whether weights [E, 1] are a copy of a tensor that was written to after the copy."""
         return any(
-            facts_of(view).memory != facts_of(base).memory and self._changes.overwritten_after(view)
+            facts_of(view).memory != facts_of(base).memory and view in self._overwritten
             for view, base in pairwise(views_of(weights))
         )
 
@@ -196,7 +187,7 @@ class Messages(Leaves):
         nodes = (graph,) if norm.weight is None else (graph, norm.weight)
         a = self.leaf(key, "A", "N", "N", kind, edges, *nodes, graph=graph)
         d = self.leaf(("roots", graph.args[0]), "D", "N", "N", "diagonal", roots, *nodes)
-        return Broadcast(d, a @ Broadcast(d, self._with_bias_as_product(expr)))
+        return d @ a @ d @ self._with_bias_as_product(expr)
 
     def _targets(
         self, graph: fx.Node, term: Term, expr: Expr, sides: dict[str, list[tuple[fx.Node, bool]]]
@@ -214,16 +205,22 @@ class Messages(Leaves):
                           derived=True)  # fmt: skip
 
         leaf = self.leaf(("degree", matrix.name), "D", "N", "N", "diagonal", emit, *source.nodes)
-        return self._scaled(term.number, Broadcast(leaf, self._with_bias_as_product(expr)))
+        return self._scaled(term.number, leaf @ self._with_bias_as_product(expr))
 
-    def _matrix(self, graph: fx.Node, weights: list[tuple[fx.Node, bool]]) -> Leaf:
+    def _matrix(
+        self, graph: fx.Node, weights: list[tuple[fx.Node, bool]], *, mean: bool = False
+    ) -> Leaf:
         """Return the matrix of the edges; its values are the product of weights [E, 1]."""
         columns = "M" if self._bipartite else "N"
         emit, nodes = edges_of(graph, weights)
         kind = "weighted" if weights else "sparse"
-        key = ("edges", graph.args[0], *((base_of(node), inverse) for node, inverse in weights))
-        return self.leaf(key, "A", "N", columns, kind, emit, graph,
-                         *nodes, graph=graph)  # fmt: skip
+        key = (
+            "edges",
+            graph.args[0],
+            mean,
+            *((base_of(node), inverse) for node, inverse in weights),
+        )
+        return self.leaf(key, "A", "N", columns, kind, emit, graph, *nodes, graph=graph, mean=mean)
 
     def _attention(
         self, node: fx.Node, graph: fx.Node, score: Any, value: Any, operands: Any, *,

@@ -15,8 +15,8 @@ from pyg_accel.errors import VerificationError
 from pyg_accel.halos import DISTRIBUTED
 from pyg_accel.rewrite.cost import CostModel
 from pyg_accel.rewrite.optimized import OptimizedModel, rewritten_layers
+from pyg_accel.rewrite.override import callers_noted
 from pyg_accel.rewrite.select import Choose, Options
-from pyg_accel.rewrite.trace import kinds_of
 from pyg_accel.rewrite.tree import Tree
 from pyg_accel.rewrite.verify import differences, evaluated
 from pyg_accel.settings import settings
@@ -85,11 +85,14 @@ def optimize(
     static = _checked(train, static, choose, cost, price_all, arguments)
     if any(is_lazy(p) for p in model.parameters()):  # the first call sets their sizes
         evaluated(model, example_inputs, example_kwargs)
-    example = {name: kinds_of(value) for name, value in arguments.items()}
     options = Options(train=train, choose=choose, cost=cost, price_all=price_all)
-    fast = OptimizedModel(model, options, static, example)
-    evaluated(fast, example_inputs, example_kwargs, learning=train)
-    decisions = [d for layer in rewritten_layers(fast).values() for d in layer.decisions]
+    fast = OptimizedModel(model, options, static)
+    with callers_noted() as callers:
+        evaluated(fast, example_inputs, example_kwargs, learning=train)
+    layers = rewritten_layers(fast).values()
+    for layer in layers:
+        layer.calls = tuple(callers.get(layer.conv, ()))
+    decisions = [d for layer in layers for d in layer.decisions]
     if static and not any(decision.assumed.static & {"X", "Y"} for decision in decisions):
         warnings.warn(
             f"static={list(static)} has no effect: no layer gets {' or '.join(static)} as it is",

@@ -1,11 +1,11 @@
 """Names of leaves and sizes that do not depend on the call that was recorded."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from pyg_accel.rewrite.ir import Attend, Broadcast, Expr, Leaf, Map, Sum, leaves_of, map_children
+from pyg_accel.rewrite.ir import Attend, Expr, Leaf, Map, Sum, leaves_of, map_children
 
 __all__ = ["Named", "named"]
 
@@ -26,21 +26,18 @@ class Named(NamedTuple):
     sizes: dict[str, str]
 
 
-def named(expr: Expr, order: Sequence[Leaf], aliases: Mapping[str, str]) -> Named:
+def named(expr: Expr, order: Sequence[Leaf], root: Callable[[str], str]) -> Named:
     """Name the leaves of an expression in the order in which the code met them.
 
     Args:
         expr: the expression.
         order: of all leaves; their names are letters and a number: ``W#3``.
-        aliases: symbols of sizes, and the symbols that they are equal to.
+        root: returns the same symbol for all symbols of sizes that are equal.
     """
     used = dict.fromkeys(leaves_of(expr))
     leaves = [leaf for leaf in order if leaf in used]
     symbols = {"N": "N", "M": "M", "1": "1", "k": "k"}
     fresh = iter(_SIZES)
-
-    def root(symbol: str) -> str:
-        return root(aliases[symbol]) if symbol in aliases else symbol
 
     def name(symbol: str, wanted: str = "") -> None:
         if (symbol := root(symbol)) not in symbols:
@@ -70,15 +67,12 @@ def named(expr: Expr, order: Sequence[Leaf], aliases: Mapping[str, str]) -> Name
 
     def renamed(leaf: Leaf) -> Leaf:
         rows, cols = symbols[root(leaf.rows)], symbols[root(leaf.cols)]
-        mean_of = names.get(leaf.mean_of, leaf.mean_of)
-        return replace(leaf, name=names[leaf.name], rows=rows, cols=cols, mean_of=mean_of)
+        return replace(leaf, name=names[leaf.name], rows=rows, cols=cols)
 
     def mapped(expr: Expr) -> Expr:
         match map_children(expr, mapped):
             case Leaf() as leaf:
                 return renamed(leaf)
-            case Broadcast(vector=vector) as result:
-                return replace(result, vector=renamed(vector))
             case Map(cols_out=cols) as result:
                 return replace(result, cols_out=cols and symbols[root(cols)])
             case Attend(matrix=matrix) as result:

@@ -4,11 +4,11 @@ from typing import Any
 
 from torch import fx
 
-from pyg_accel.record.about import ABOUT
+from pyg_accel.record.about import ABOUT, WRITES
 from pyg_accel.record.edge_tensors import name_of
 from pyg_accel.record.split import DERIVED
 
-__all__ = ["Learning", "called", "facts_of", "features_of", "lasts"]
+__all__ = ["Learning", "called", "facts_of", "features_of", "lasts", "overwritten_nodes"]
 
 
 def called(node: fx.Node) -> str:
@@ -28,6 +28,18 @@ def features_of(exchange: fx.Node) -> fx.Node:
     _, _, features = exchange.args
     assert isinstance(features, fx.Node)
     return features
+
+
+def overwritten_nodes(graph: fx.Graph) -> frozenset[fx.Node]:
+    """Return the nodes with an input or a result that a later node writes to."""
+    overwritten: set[fx.Node] = set()
+    written: set[int] = set()
+    for node in reversed(graph.nodes):
+        facts = [facts_of(n) for n in (node, *node.all_input_nodes)]
+        if any(f.memory in written for f in facts if f):
+            overwritten.add(node)
+        written.update(node.meta.get(WRITES, ()))
+    return frozenset(overwritten)
 
 
 class Learning:

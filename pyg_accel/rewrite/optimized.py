@@ -2,7 +2,7 @@
 
 import functools
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from inspect import signature
 from typing import Any
 
@@ -13,8 +13,7 @@ from pyg_accel.halos import LOOKUPS
 from pyg_accel.rewrite.layer import RewrittenLayer
 from pyg_accel.rewrite.override import RUNNING, Runners, install, uninstall
 from pyg_accel.rewrite.select import Options
-from pyg_accel.rewrite.trace import Unreadable, read
-from pyg_accel.wrapper import OF_EVERY_MODULE, ModelWrapper
+from pyg_accel.wrapper import ModelWrapper
 
 __all__ = ["OptimizedModel", "rewritten_layers"]
 
@@ -29,45 +28,29 @@ class OptimizedModel(ModelWrapper):
         model: any module.
         options: of ``optimize()``.
         static: names of the arguments of the model that are the same tensors in every call.
-        example: :func:`~pyg_accel.rewrite.trace.kinds_of` the arguments of a call, by name.
     """
 
-    _own = frozenset(("forward", "_opt_layers", "_opt_options", "_opt_static", "_opt_example"))
+    _own = frozenset(("forward", "_opt_layers", "_opt_options", "_opt_static"))
 
     def __init__(
         self,
         model: torch.nn.Module,
         options: Options,
         static: tuple[str, ...] = (),
-        example: Mapping[str, Any] | None = None,
     ) -> None:
         """Share the attributes of the model."""
         layers = _runners(model, options)
         super().__init__(model, _opt_layers=layers, _opt_options=options, _opt_static=static,
-                         _opt_example=example, forward=_forward(model, layers, static))  # fmt: skip
+                         forward=_forward(model, layers, static))  # fmt: skip
         install()
         weakref.finalize(self, uninstall)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Save the model and the options; decisions are made again."""
-        own = vars(self)
-        state = {name: own[name] for name in OF_EVERY_MODULE}
-        return type(self), (self._original, self._opt_options, self._opt_static,
-                            self._opt_example), state  # fmt: skip
+    def _made_of(self) -> tuple[Any, ...]:
+        return self._original, self._opt_options, self._opt_static  # decisions are made again
 
     def __copy__(self) -> "OptimizedModel":
         """Return another one of the same model."""
-        make, args, _ = self.__reduce__()
-        return make(*args)  # type: ignore[no-any-return]
-
-    @property
-    def unread(self) -> dict[str, str]:
-        """Why the calls of layers cannot be shown, if so; they are rewritten all the same."""
-        try:
-            read(self._original, self._opt_example or {})
-        except Unreadable as reason:
-            return {"": str(reason)}
-        return {}
+        return type(self)(*self._made_of())
 
 
 def rewritten_layers(fast: OptimizedModel) -> dict[str, RewrittenLayer]:

@@ -3,15 +3,21 @@
 Only inside of a call of an optimised model does the replacement change what a layer does.
 """
 
+import linecache
+import sys
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
 from torch_geometric.nn import MessagePassing
 
-__all__ = ["RUNNING", "install", "uninstall"]
+__all__ = ["RUNNING", "callers_noted", "install", "uninstall"]
 
 _CALL = "__call__"
 
@@ -25,10 +31,12 @@ class Running(threading.local):
         layers: what to call in place of its layers; empty inside of such a call, None outside of
             optimised models.
         static: its arguments that are the same tensors in every call.
+        callers: the lines of code that call each layer, if they are noted.
     """
 
     layers: Runners | None = None
     static: tuple[Any, ...] = ()
+    callers: defaultdict[torch.nn.Module, dict[str, None]] | None = None
 
 
 RUNNING = Running()
@@ -58,6 +66,23 @@ def uninstall() -> None:
             delattr(MessagePassing, _CALL)
 
 
+@contextmanager
+def callers_noted() -> Iterator[Mapping[torch.nn.Module, Mapping[str, None]]]:
+    """Note the lines of code that call the layers of optimised models in the block."""
+    callers: defaultdict[torch.nn.Module, dict[str, None]] = defaultdict(dict)
+    RUNNING.callers = callers
+    try:
+        yield callers
+    finally:
+        RUNNING.callers = None
+
+
+def _line_of(frame: FrameType) -> str:
+    """Return the line of code that a frame runs, and where that is."""
+    path, number = frame.f_code.co_filename, frame.f_lineno
+    return f"{linecache.getline(path, number).strip()}  # {Path(path).name}, line {number}"
+
+
 def _call(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
     """Stand in for ``__call__`` of a layer."""
     layers = RUNNING.layers
@@ -68,6 +93,8 @@ def _call(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
             runner = None if last is None else last()
         elif runner is not None:
             _last[self] = weakref.ref(runner)
+            if RUNNING.callers is not None:
+                RUNNING.callers[self][_line_of(sys._getframe(1))] = None
         elif _last:
             _last.pop(self, None)
     if runner is None:

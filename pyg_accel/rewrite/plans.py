@@ -8,14 +8,12 @@ from textwrap import wrap
 from typing import Any
 
 import torch
-from torch_geometric.nn import MessagePassing
 
-from pyg_accel.rewrite.ir import Leaf, leaves_of
+from pyg_accel.rewrite.ir import Leaf, is_ones, leaves_of
 from pyg_accel.rewrite.layer import RewrittenLayer
 from pyg_accel.rewrite.model import optimize
 from pyg_accel.rewrite.optimized import OptimizedModel, rewritten_layers
 from pyg_accel.rewrite.select import Decision
-from pyg_accel.rewrite.trace import Unreadable, calls_of, read
 from pyg_accel.rewrite.tree import Tree, composition_of, leaves_in
 
 __all__ = [
@@ -28,7 +26,6 @@ __all__ = [
     "plan",
     "row",
     "title",
-    "unread",
 ]
 
 WIDTH = 100  # of text
@@ -90,7 +87,7 @@ class LayerPlan:
         by: what decided.
         source: the cost model, if it was used.
         reasons: why calls ran the layer itself.
-        calls: the calls in the code of the model, with their arguments.
+        calls: the lines of code that call it.
     """
 
     path: str
@@ -112,13 +109,11 @@ class ModelPlan:
         model: its class.
         train: whether forward and backward were optimized together.
         layers: its message passing layers.
-        unread: why calls of layers are not shown, by path of the module that makes them.
     """
 
     model: str
     train: bool
     layers: tuple[LayerPlan, ...]
-    unread: Mapping[str, str]
 
     def __str__(self) -> str:
         """Return text, with a table for each layer."""
@@ -131,7 +126,7 @@ class ModelPlan:
                 lines.append(_table(rows))
                 if len(layer.trees) > MOST:
                     lines.append(f"and {len(layer.trees) - MOST} more, which format='md' lists")
-        return "\n".join([*lines, *_wrapped(unread(self))])
+        return "\n".join(lines)
 
 
 def _wrapped(texts: Iterable[str]) -> list[str]:
@@ -169,19 +164,12 @@ def plan(
 
 def plan_of(fast: OptimizedModel) -> ModelPlan:
     """Return the decisions of an optimised model so far."""
-    model, unread, calls = fast._original, {}, {}
-    try:
-        if not isinstance(model, MessagePassing):
-            calls = calls_of(model, read(model, fast._opt_example))
-    except Unreadable as reason:
-        unread[""] = str(reason)
-    layers = tuple(
-        _layer(path, layer, calls.get(path, ())) for path, layer in rewritten_layers(fast).items()
-    )
-    return ModelPlan(type(model).__name__, fast._opt_options.train, layers, unread)
+    layers = tuple(_layer(path, layer) for path, layer in rewritten_layers(fast).items())
+    return ModelPlan(type(fast._original).__name__, fast._opt_options.train, layers)
 
 
-def _layer(path: str, layer: RewrittenLayer, calls: tuple[str, ...]) -> LayerPlan:
+def _layer(path: str, layer: RewrittenLayer) -> LayerPlan:
+    calls = layer.calls if path else ()  # the model itself is called by the wrapper
     reasons = tuple(layer.reasons) or (() if layer.decisions else ("it was not called",))
     empty = LayerPlan(path, type(layer.conv).__name__, "", {}, (), "", "", reasons, calls)
     if not layer.decisions:
@@ -281,19 +269,13 @@ def legend(layer: LayerPlan) -> Iterator[str]:
 def _meaning(leaf: Leaf) -> str:
     if leaf.number:
         return "a number"
-    if leaf.kind == "data" and leaf.cols == "1":
+    if is_ones(leaf):
         return f"a column of {leaf.rows} ones"
     return {
         "data": "features", "weight": "trainable weights", "bias": "a bias",
         "diagonal": "a diagonal, one number per node", "sparse": "the edges, as a matrix",
         "weighted": "the edges with their weights, as a matrix",
     }[leaf.kind]  # fmt: skip
-
-
-def unread(model_plan: ModelPlan) -> Iterator[str]:
-    """Yield a line for each module whose calls are not shown."""
-    for path, reason in model_plan.unread.items():
-        yield f"The calls of {path or 'the model'} cannot be drawn: {reason}"
 
 
 def row(tree: TreePlan) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from pyg_accel.graph import Graph
 from pyg_accel.rewrite.cost import CostModel, GraphFeatures, Learned, Roofline, cost_model
 from pyg_accel.rewrite.enumerate import associations_of
 from pyg_accel.rewrite.equivalents import merge, simplify
-from pyg_accel.rewrite.ir import Expr, leaves_of
+from pyg_accel.rewrite.ir import Expr, is_ones, leaves_of
 from pyg_accel.rewrite.lift import Region
 from pyg_accel.rewrite.nodes import Learning, facts_of, features_of, lasts
 from pyg_accel.rewrite.prune import Associations
@@ -221,25 +221,22 @@ def assumptions_of(
     learning: Learning,
     *,
     train: bool,
-    static: frozenset[Any] = frozenset(),
-    upstream: bool | None = None,
+    static: frozenset[Any],
 ) -> Assumptions:
     """Return which leaves have gradients and which are the same in every call.
+
+    Features have gradients if they require them; under ``no_grad``, where that cannot be seen, all.
 
     Args:
         region: what is computed.
         learning: which nodes have gradients.
         train: whether the backward pass counts.
         static: arguments that are the same tensors in every call.
-        upstream: whether features have gradients. By default those that require them; under
-            ``no_grad``, where that cannot be seen, all.
     """
-    if upstream is None:
-        upstream = not torch.is_grad_enabled()
     learned: set[str] = set()
     same: set[str] = set()
     for leaf in dict.fromkeys(leaves_of(region.expr)):
-        if leaf.name in region.ones:
+        if is_ones(leaf):
             continue
         nodes = region.sources[leaf.name].nodes
         learns = any(map(learning.learns, nodes))
@@ -251,7 +248,7 @@ def assumptions_of(
         elif leaf.kind == "data":
             if static.issuperset(nodes) and not learns:
                 same.add(leaf.name)
-            elif upstream or learns:
+            elif learns or not torch.is_grad_enabled():
                 learned.add(leaf.name)
         elif learns:
             learned.add(leaf.name)

@@ -1,6 +1,6 @@
 """The matrices that expressions name: edges, degrees and weights, from the graph of a program."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from inspect import signature
 from typing import Any, NamedTuple
 
@@ -13,13 +13,11 @@ from pyg_accel import ops
 from pyg_accel.graph import Graph
 from pyg_accel.record.about import ABOUT
 from pyg_accel.rewrite.builder import Builder, Edges
-from pyg_accel.rewrite.changes import Changes
 from pyg_accel.rewrite.nodes import called, lasts
 
 __all__ = [
-    "Normalisation", "base_of", "degrees", "edges_of", "has_edges", "in_order_of", "inverse_counts",
-    "inverse_roots", "normalisation_of", "ones_like",
-    "views_of",
+    "Normalisation", "base_of", "degrees", "edges_of", "has_edges", "in_order_of", "inverse_roots",
+    "normalisation_of", "ones_like", "views_of",
 ]  # fmt: skip
 
 # Functions of this package that call `gcn_norm`; `_formula` does in distributed models.
@@ -55,7 +53,7 @@ class Normalisation(NamedTuple):
 
 
 def normalisation_of(
-    weight: fx.Node, graph: fx.Node, constants: Mapping[str, Any], changes: Changes
+    weight: fx.Node, graph: fx.Node, constants: Mapping[str, Any], overwritten: Collection[fx.Node]
 ) -> Normalisation | None:
     """Return the call of ``gcn_norm`` whose results are the edges of a graph and their weights.
 
@@ -63,7 +61,7 @@ def normalisation_of(
         weight: [E] or [E, 1].
         graph: of the edges.
         constants: of the program.
-        changes: writes in place in the program.
+        overwritten: nodes with an input or a result that a later node writes to.
     """
     item = base_of(weight)
     if item.op != "call_function" or called(item) != "getitem":
@@ -72,11 +70,7 @@ def normalisation_of(
     edges = graph.args[0]
     if place != 1 or not isinstance(call, fx.Node) or called(call) not in _NORMALISATIONS:
         return None
-    if (
-        not isinstance(edges, fx.Node)
-        or edges.args[:2] != (call, 0)
-        or changes.overwritten_after(call)
-    ):
+    if not isinstance(edges, fx.Node) or edges.args[:2] != (call, 0) or call in overwritten:
         return None
     function = call.args[0]
     norm: Any = constants[str(function.target)] if isinstance(function, fx.Node) else function
@@ -165,11 +159,6 @@ def degrees(
         return graph.degree.to(dtype)
     sums: Tensor = ops.gspmm(graph, "e0", [weight.unsqueeze(-1)], edge_order=edge_order)
     return sums.squeeze(-1).to(dtype)
-
-
-def inverse_counts(graph: Graph, dtype: torch.dtype) -> Tensor:
-    """Return the factors that turn sums over the entries of rows into means, [num_rows]."""
-    return 1 / graph.degree.clamp(min=1).to(dtype)
 
 
 def inverse_roots(graph: Graph, weight: Tensor | None, dtype: torch.dtype) -> Tensor:

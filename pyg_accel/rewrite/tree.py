@@ -14,6 +14,7 @@ __all__ = [
     "folded_nodes",
     "is_sparse",
     "leaves_in",
+    "matrix_of",
     "nodes_of",
     "static_nodes",
 ]
@@ -37,7 +38,6 @@ class Node:
             the ``k`` columns that a selection kept.
         heads: number of attention heads; scores per edge for a matrix.
         name: of a map or an attention.
-        mean: whether an spmm takes the mean over each row.
         folds: of attention, see :class:`~pyg_accel.rewrite.ir.Attend`.
         free: whether a map is a view.
         multiplies: of a selection, see :class:`~pyg_accel.rewrite.ir.Map`.
@@ -50,7 +50,6 @@ class Node:
     kind: str = "data"
     heads: int = 1
     name: str = ""
-    mean: bool = False
     folds: bool = False
     free: bool = False
     multiplies: bool = False
@@ -58,7 +57,7 @@ class Node:
 
     def __post_init__(self) -> None:
         """Compute the hash once: it visits the whole tree, and trees are keys of many dicts."""
-        value = hash((self.op, self.args, self.cols, self.name, self.mean))
+        value = hash((self.op, self.args, self.cols, self.name))
         object.__setattr__(self, "_hash", value)
 
     def __hash__(self) -> int:
@@ -74,9 +73,14 @@ class Node:
             return f"({' + '.join(args)})"
         if self.name:
             return f"{self.name}({', '.join(args)})"
-        if self.mean:
-            return f"mean({'·'.join(args)})"
+        if self.mean and isinstance(matrix := self.args[0], Leaf):
+            return f"mean({matrix.name}·{args[1]})"
         return f"({'·'.join(args)})"
+
+    @property
+    def mean(self) -> bool:
+        """Whether an spmm takes the mean over each row."""
+        return self.op == "spmm" and matrix_of(self).mean
 
 
 Tree = Node | Leaf
@@ -94,6 +98,14 @@ def leaves_in(tree: Tree | None) -> Iterator[Leaf]:
     elif tree is not None:
         for arg in tree.args:
             yield from leaves_in(arg)
+
+
+def matrix_of(tree: Tree | None) -> Leaf:
+    """Return the matrix of edges in a product with one, or in another matrix with its entries."""
+    if isinstance(tree, Leaf):
+        return tree
+    assert tree is not None
+    return next(matrix_of(a) for a in tree.args if a is not None and is_sparse(a))
 
 
 def nodes_of(tree: Tree) -> Iterator[Node]:

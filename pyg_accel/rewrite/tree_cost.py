@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pyg_accel.rewrite.cost.base import Primitive
 from pyg_accel.rewrite.cost.features import GraphFeatures
 from pyg_accel.rewrite.ir import Leaf
-from pyg_accel.rewrite.tree import Node, Tree, folded_nodes, nodes_of, static_nodes
+from pyg_accel.rewrite.tree import Node, Tree, folded_nodes, matrix_of, nodes_of, static_nodes
 
 __all__ = ["Assumptions", "Features", "PrimitiveCall", "TreeCost", "tree_cost"]
 
@@ -199,7 +199,7 @@ def _forward(node: Node, *, sampled: bool = False) -> list[PrimitiveCall]:
                 PrimitiveCall("scale_rows", rows, "", "k" if node.kind == "cbsr" else cols, heads)
             ]
         case "scale_edges":
-            return [PrimitiveCall("scale_edges", rows, "", "1", heads, _graph(a[1]))]
+            return [PrimitiveCall("scale_edges", rows, "", "1", heads, matrix_of(a[1]).name)]
         case "add":
             others = [x for x in a if x is not None and x.kind != "bias"]
             additions = len(others) - max(len(_accumulated(node)), 1)
@@ -207,7 +207,7 @@ def _forward(node: Node, *, sampled: bool = False) -> list[PrimitiveCall]:
             return [PrimitiveCall("elementwise", rows, "", cols, heads)] * (additions + biases)
         case "map":
             return [] if node.free else [PrimitiveCall("elementwise", rows, "", cols, heads)]
-    graph = _graph(a[0])
+    graph = matrix_of(a[0]).name
     return [PrimitiveCall("sddmm", rows, "", "1" if node.folds else a[1].cols, heads, graph),  # type: ignore[union-attr]
             PrimitiveCall("edge_softmax", rows, "", "1", heads, graph)]  # fmt: skip
 
@@ -226,16 +226,8 @@ def _spmm(node: Node, *, transposed: bool = False, sampled: bool = False) -> Pri
         inner = matrix.rows if transposed else matrix.cols
     shared = data.heads < node.heads and not transposed and name == "spmm_weighted"
     return PrimitiveCall(
-        name, rows, inner, node.cols, node.heads, _graph(matrix), transposed, shared=shared
+        name, rows, inner, node.cols, node.heads, matrix_of(matrix).name, transposed, shared=shared
     )
-
-
-def _graph(tree: Tree | None) -> str:
-    """Return the name of the matrix of edges whose entries a sparse tree has."""
-    if isinstance(tree, Leaf):
-        return tree.name
-    assert tree is not None
-    return next(_graph(a) for a in tree.args if a is not None and a.kind in ("sparse", "weighted"))
 
 
 def _backward(
@@ -254,18 +246,18 @@ def _backward(
                 work.append(_spmm(node, transposed=True, sampled=sampled))
             if needs(matrix):
                 read = "k" if data.kind == "cbsr" else cols
-                work.append(PrimitiveCall("sddmm", rows, "", read, heads, _graph(matrix)))
+                work.append(PrimitiveCall("sddmm", rows, "", read, heads, matrix_of(matrix).name))
             return work
         case "scale_rows":
             return _forward(node) if needs(a[1]) else []
         case "select":  # a scatter of what came back
             return [PrimitiveCall("elementwise", rows, "", cols)] if needs(a[0]) else []
         case "scale_edges":
-            return [PrimitiveCall("scale_edges", rows, "", "1", heads, _graph(a[1]))]
+            return [PrimitiveCall("scale_edges", rows, "", "1", heads, matrix_of(a[1]).name)]
         case "map":
             return _forward(node)
         case "attend":
-            graph = _graph(a[0])
+            graph = matrix_of(a[0]).name
             features = "1" if node.folds else a[1].cols  # type: ignore[union-attr]
             return [PrimitiveCall("edge_softmax", rows, "", "1", heads, graph),
                     PrimitiveCall("sddmm", rows, "", features, heads, graph)]  # fmt: skip

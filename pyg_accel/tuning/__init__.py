@@ -22,7 +22,7 @@ from pyg_accel.tuning.sizes import measure_costs
 __all__ = ["tune"]
 
 
-def tune(kind: str, path: Path | None = None, *, progress: bool = True) -> dict[str, Any]:
+def tune(kind: str, path: Path | None = None) -> dict[str, Any]:
     """Measure a device, and write what was found to the file that later processes use.
 
     Takes seconds on a CPU, about a minute on a GPU. Leave the machine alone meanwhile.
@@ -31,7 +31,6 @@ def tune(kind: str, path: Path | None = None, *, progress: bool = True) -> dict[
         kind: ``"cpu"``, with as many threads as torch uses, or ``"cuda"``, the current device.
         path: of the file; by default the one that the setting ``tuning`` names. What it has for
             other devices is kept.
-        progress: show a progress bar.
 
     Returns:
         What was written for the device.
@@ -51,7 +50,7 @@ def tune(kind: str, path: Path | None = None, *, progress: bool = True) -> dict[
     # Fails before the measurement if it must; and no process ever reads half a file.
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         if kind == "cuda":
-            found["launch"] = measure_launch(progress=progress)
+            found["launch"] = measure_launch()
         found["size"] = measure_costs(kind)
         whole = Path(folder, path.name)
         whole.write_text(json.dumps(devices | {Device.of(kind).slug: found}, indent=2) + "\n")

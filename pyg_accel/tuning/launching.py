@@ -45,16 +45,12 @@ class Case(NamedTuple):
     weight: Tensor
 
 
-def measure_launch(*, progress: bool = True) -> dict[str, dict[str, int]]:
-    """Return the best launch parameters of the current GPU, for each class of graphs.
-
-    Args:
-        progress: show a progress bar.
-    """
+def measure_launch() -> dict[str, dict[str, int]]:
+    """Return the best launch parameters of the current GPU, for each class of graphs."""
     found: dict[str, dict[str, int]] = {}
     device = torch.cuda.get_device_name()
     kinds = [(name, size) for name in GRAPHS for size in DTYPES]
-    for name, size in tqdm(kinds, desc="launch parameters", disable=not progress):
+    for name, size in tqdm(kinds, desc="launch parameters", disable=None):
         case = _random_case(*GRAPHS[name])
         found[f"{name}-{size}"] = best_parameters(
             name, size, [case], CANDIDATES[name], (WIDTH,), device

@@ -93,7 +93,7 @@ def test_a_file_is_replaced_whole_or_not_at_all(tuning, monkeypatch):
 
     monkeypatch.setattr("pyg_accel.tuning.measure_costs", measure)
     with pytest.raises(KeyboardInterrupt):
-        tune("cpu", progress=False)
+        tune("cpu")
     assert json.loads(tuning_file().read_text()) == before
     assert list(tuning_file().parent.iterdir()) == [tuning_file()]
 

@@ -109,7 +109,9 @@ def layer(name: str, n_in: int, n_out: int, train: bool) -> Decision:
     """The trees of a layer, from a call on a small graph."""
     conv = orders.MODELS[name].make(n_in, n_out)
     x, ring = torch.randn(6, n_in, requires_grad=train), torch.arange(6)
-    return RewrittenLayer(conv, Options(train=train)).decide(x, torch.stack([ring, (ring + 1) % 6]))
+    rewritten = RewrittenLayer(conv, Options(train=train))
+    rewritten(x, torch.stack([ring, (ring + 1) % 6]))
+    return rewritten.decisions[-1]
 
 
 @cache

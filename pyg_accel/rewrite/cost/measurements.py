@@ -46,7 +46,7 @@ def collect(device: torch.device, path: Path, minutes: float = float("inf")) -> 
         path.write_text(text[: text.rfind("\n") + 1])  # a run was killed while it wrote a line
     here = Device.of(device)
     done = set(read_measurements(path, here)[list(KEY)].itertuples(index=False, name=None))
-    facts = here.as_dict() | {"torch": torch.__version__, "pyg_accel": pyg_accel.__version__,
+    facts = asdict(here) | {"torch": torch.__version__, "pyg_accel": pyg_accel.__version__,
                               "date": datetime.date.today().isoformat()}  # fmt: skip
     planned = [(case, p) for case in graph_cases(device.type) for p in calls(device.type, case)]
     missing = [pair for pair in planned if _key(*pair) not in done]

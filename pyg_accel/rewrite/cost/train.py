@@ -60,7 +60,7 @@ def train(measurements: Path, folder: Path) -> dict[str, Any]:
     parts = frame.assign(error=errors).groupby("primitive", sort=False).error
     about = {
         "format": FORMAT,
-        "device": device.as_dict(),
+        "device": asdict(device),
         "measured": frame.date.max(),
         "versions": {"torch": frame.torch.iloc[-1], "pyg_accel": frame.pyg_accel.iloc[-1],
                      "xgboost": xgboost.__version__},

@@ -4,6 +4,7 @@ import csv
 import json
 import math
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -84,7 +85,7 @@ def test_profile_measures_trains_and_says_how_to_use_it(small, tmp_path, capsys)
     assert len(rows) == len(small) > 100
     assert collecting.primitives_of(rows) == small
     about = json.loads((models / learned.ABOUT).read_text())
-    assert about["device"] == Device.of("cpu").as_dict()
+    assert about["device"] == asdict(Device.of("cpu"))
     assert about["primitives"]["spmm"]["rows"] == sum(p.name == "spmm" for p in small)
     assert sum(f.stat().st_size for f in models.glob("*.json")) < 1_000_000
     assert capsys.readouterr().out.endswith(f"PYG_ACCEL_COST_MODELS={models.parent.resolve()}\n")
