@@ -23,14 +23,12 @@ from pyg_accel.hooks import has_hooks, hook_reasons
 from pyg_accel.layers.activation import dense_maxk, maxk
 from pyg_accel.matrices import graph_of_matrix, is_sparse_matrix, num_edges, values_of
 from pyg_accel.ops.csr import CompiledGraph, graph_of
-from pyg_accel.ops.maxk import check_k
 from pyg_accel.patching.gate import Call, enter
 from pyg_accel.patching.reasons import device_of, forced
 from pyg_accel.record.recorder import perform, running_recorder
 
 __all__ = [
     "Features",
-    "KeepsLargest",
     "adds_or_averages",
     "aggregate",
     "compress",
@@ -47,18 +45,6 @@ __all__ = [
 ]
 
 Features = Tensor | CBSR
-
-
-class KeepsLargest:
-    """Adds ``k`` to the arguments of a layer: how many features of each node to keep."""
-
-    def __init__(self, *args: Any, k: int, **kwargs: Any) -> None:
-        check_k(k)
-        super().__init__(*args, **kwargs)
-        self.k = k
-
-    def __repr__(self) -> str:
-        return super().__repr__()[:-1] + f", k={self.k})"
 
 
 def _halos_of(edge_index: Any) -> Halos | None:

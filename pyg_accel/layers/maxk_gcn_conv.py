@@ -10,7 +10,6 @@ from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from pyg_accel.cbsr import CBSR
 from pyg_accel.layers.aggregation import (
     Features,
-    KeepsLargest,
     aggregate,
     compress,
     dtype_of,
@@ -21,11 +20,12 @@ from pyg_accel.layers.aggregation import (
     transformed,
 )
 from pyg_accel.memo import is_sparse_tensor, remembered
+from pyg_accel.ops.maxk import check_k
 
 __all__ = ["MaxKGCNConv"]
 
 
-class MaxKGCNConv(KeepsLargest, GCNConv):
+class MaxKGCNConv(GCNConv):
     """:class:`~torch_geometric.nn.conv.GCNConv` on the k largest features of every node.
 
     ``MaxKGCNConv(..., k=k)(x, edge_index)`` is ``GCNConv(...)(MaxK(k)(x), edge_index)``: MaxK
@@ -48,6 +48,25 @@ class MaxKGCNConv(KeepsLargest, GCNConv):
     Raises:
         ValueError: unless k is a whole number of at least 1.
     """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        improved: bool = False,
+        cached: bool = False,
+        add_self_loops: bool | None = None,
+        normalize: bool = True,
+        bias: bool = True,
+        *,
+        k: int,
+        **kwargs: Any,
+    ) -> None:
+        check_k(k)
+        super().__init__(
+            in_channels, out_channels, improved, cached, add_self_loops, normalize, bias, **kwargs
+        )
+        self.k = k
 
     def forward(self, x: Any, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:
         """Run the layer.
@@ -103,3 +122,6 @@ class MaxKGCNConv(KeepsLargest, GCNConv):
         self._cached_edge_index = normalised if self.cached else None
         edge_index, edge_weight = normalised
         return edge_index, edge_weight
+
+    def __repr__(self) -> str:
+        return super().__repr__()[:-1] + f", k={self.k})"

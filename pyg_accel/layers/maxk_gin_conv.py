@@ -1,16 +1,18 @@
 """The graph isomorphism layer with MaxK."""
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
 from torch_geometric.nn import GINConv
 
-from pyg_accel.layers.aggregation import KeepsLargest, aggregate, compress_both, written_out
+from pyg_accel.layers.aggregation import aggregate, compress_both, written_out
+from pyg_accel.ops.maxk import check_k
 
 __all__ = ["MaxKGINConv"]
 
 
-class MaxKGINConv(KeepsLargest, GINConv):
+class MaxKGINConv(GINConv):
     """:class:`~torch_geometric.nn.conv.GINConv` on the k largest features of every node.
 
     ``MaxKGINConv(nn, k=k)(x, edge_index)`` is ``GINConv(nn)(MaxK(k)(x), edge_index)``: MaxK
@@ -27,6 +29,19 @@ class MaxKGINConv(KeepsLargest, GINConv):
     Raises:
         ValueError: unless k is a whole number of at least 1.
     """
+
+    def __init__(
+        self,
+        nn: Callable[..., Any],
+        eps: float = 0.0,
+        train_eps: bool = False,
+        *,
+        k: int,
+        **kwargs: Any,
+    ) -> None:
+        check_k(k)
+        super().__init__(nn, eps, train_eps, **kwargs)
+        self.k = k
 
     def forward(self, x: Any, edge_index: Any, size: Any = None) -> Tensor:
         """Run the layer.
@@ -46,3 +61,6 @@ class MaxKGINConv(KeepsLargest, GINConv):
             out = out + (1 + self.eps) * written_out(x[1])
         result: Tensor = self.nn(out)
         return result
+
+    def __repr__(self) -> str:
+        return super().__repr__()[:-1] + f", k={self.k})"

@@ -8,7 +8,6 @@ from torch_geometric.nn import SAGEConv
 
 from pyg_accel.cbsr import CBSR
 from pyg_accel.layers.aggregation import (
-    KeepsLargest,
     aggregate,
     compress,
     compress_both,
@@ -18,11 +17,12 @@ from pyg_accel.layers.aggregation import (
     transformed,
     written_out,
 )
+from pyg_accel.ops.maxk import check_k
 
 __all__ = ["MaxKSAGEConv"]
 
 
-class MaxKSAGEConv(KeepsLargest, SAGEConv):
+class MaxKSAGEConv(SAGEConv):
     """:class:`~torch_geometric.nn.conv.SAGEConv` on the k largest features of every node.
 
     ``MaxKSAGEConv(..., k=k)(x, edge_index)`` is ``SAGEConv(...)(MaxK(k)(x), edge_index)``: MaxK
@@ -50,6 +50,25 @@ class MaxKSAGEConv(KeepsLargest, SAGEConv):
     Raises:
         ValueError: unless k is a whole number of at least 1.
     """
+
+    def __init__(
+        self,
+        in_channels: int | tuple[int, int],
+        out_channels: int,
+        aggr: Any = "mean",
+        normalize: bool = False,
+        root_weight: bool = True,
+        project: bool = False,
+        bias: bool = True,
+        *,
+        k: int,
+        **kwargs: Any,
+    ) -> None:
+        check_k(k)
+        super().__init__(
+            in_channels, out_channels, aggr, normalize, root_weight, project, bias, **kwargs
+        )
+        self.k = k
 
     def forward(self, x: Any, edge_index: Any, size: Any = None) -> Tensor:
         """Run the layer.
@@ -79,3 +98,6 @@ class MaxKSAGEConv(KeepsLargest, SAGEConv):
         if self.root_weight and x[1] is not None:
             out = out + transformed(self.lin_r, x[1])
         return normalize(out, p=2.0, dim=-1) if self.normalize else out
+
+    def __repr__(self) -> str:
+        return super().__repr__()[:-1] + f", k={self.k})"
