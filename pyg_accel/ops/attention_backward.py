@@ -39,7 +39,7 @@ from pyg_accel.formula import (
 from pyg_accel.graph import CSR, Graph
 from pyg_accel.ops.arrays import BOTH_ARRAYS, NO_GRADS, Arrays
 from pyg_accel.ops.attention_unfused import unfused
-from pyg_accel.ops.gspmm_backward import kinds_of
+from pyg_accel.ops.gspmm_backward import kinds_of, kinds_of_shapes
 from pyg_accel.ops.layout import contiguous_rows
 from pyg_accel.ops.operator import call, define
 from pyg_accel.ops.steps import Step, fit, passes_of, renumber
@@ -119,8 +119,7 @@ def _plan(score: str, value: str, needs: tuple[bool, ...], shapes: Shapes) -> _P
 
 def is_backward_fast(spec: OpSpec, needs: tuple[bool, ...]) -> bool:
     """Return whether backends run the backward pass of a call, whatever the size of its graph."""
-    kinds = tuple((1 if h == 1 else 2, 1 if f == 1 else 2) for h, f in spec.shapes)
-    plan = _plan(spec.score, spec.formula, needs, kinds)
+    plan = _plan(spec.score, spec.formula, needs, kinds_of_shapes(spec.shapes))
     return is_fast(replace(spec, op="attention_backward", **plan.facts))
 
 

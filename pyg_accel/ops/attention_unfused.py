@@ -50,7 +50,7 @@ def _parts(score: str, value: str, count: int) -> tuple[_Part, ...]:
     weighted: Formula = Binary("mul", parse(value), Operand("e", weights))
     used = tuple(dict.fromkeys(o.index for o in operands_of(weighted)))
     text = str(map_operands(weighted, partial(renumber, used)))
-    parts = [_Part(call.text, call.used) for call in calls]
+    parts = [_Part(*call) for call in calls]
     return *parts, _Part(None, (scores,)), _Part(text, used, "sum")
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import NamedTuple
 
 from torch import Tensor
 
@@ -20,18 +19,8 @@ from pyg_accel.ops.gspmm import gspmm
 __all__ = ["message_calls", "messages"]
 
 
-class MessageCall(NamedTuple):
-    """A call of gspmm whose result is one more operand.
-
-    Attributes:
-        text: of the message.
-        used: operands that it reads.
-        summed: it sums over the width.
-    """
-
-    text: str
-    used: tuple[int, ...]
-    summed: bool
+# A call of gspmm whose result is one more operand: its message, and the operands that it reads.
+MessageCall = tuple[str, tuple[int, ...]]
 
 
 @lru_cache(maxsize=1024)
@@ -45,7 +34,7 @@ def message_calls(formula: Formula, count: int) -> tuple[tuple[MessageCall, ...]
     def written(plain: Formula) -> int:
         used = tuple(dict.fromkeys(o.index for o in operands_of(plain)))
         own = map_operands(plain, lambda o: Operand(o.side, used.index(o.index)))
-        calls.append(MessageCall(str(own), used, isinstance(plain, Sum)))
+        calls.append((str(own), used))
         return count + len(calls) - 1
 
     def change(part: Formula) -> Formula:
@@ -65,7 +54,7 @@ def messages(
     """Compute [E, H, F] of a formula over operands [rows, H | 1, F | 1]."""
     operands = list(operands)
     calls, last = message_calls(formula, len(operands))
-    for text, used, summed in calls:
+    for text, used in calls:
         out = gspmm(graph, text, [operands[i] for i in used], reduce="none", edge_order=edge_order)
-        operands.append(out.unsqueeze(-1) if summed else out)
+        operands.append(out if out.dim() == 3 else out.unsqueeze(-1))
     return operands[last]

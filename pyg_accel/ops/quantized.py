@@ -5,11 +5,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pyg_accel.backends.dtypes import EIGHT_BITS
 from pyg_accel.checks import require, shown
 
 __all__ = ["Quantized", "quantize"]
-
-_MOST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +28,7 @@ class Quantized:
         values, scale = self.values, self.scale
         if (
             not isinstance(values, Tensor)
-            or values.dtype not in _MOST
+            or values.dtype not in EIGHT_BITS
             or values.dim() not in (2, 3)
         ):
             got = f"{shown(values)} {values.dtype}" if isinstance(values, Tensor) else shown(values)
@@ -71,7 +70,7 @@ def quantize(x: Tensor, dtype: torch.dtype = torch.int8, *, per: str = "column")
         raise ValueError("expected 'x' to be floating-point features [N, F] or [N, H, F]")
     if x.layout != torch.strided:
         raise ValueError(f"expected 'x' to be strided (got {x.layout})")
-    if not isinstance(dtype, torch.dtype) or dtype not in _MOST:
+    if not isinstance(dtype, torch.dtype) or dtype not in EIGHT_BITS:
         raise ValueError(f"expected int8 or float8_e4m3fn (got {dtype})")
     if per not in ("column", "row"):
         raise ValueError(f"expected 'per' to be 'column' or 'row' (got '{per}')")
@@ -82,7 +81,7 @@ def quantize(x: Tensor, dtype: torch.dtype = torch.int8, *, per: str = "column")
         return Quantized(wide.to(dtype), wide.new_ones(shape))
     most = wide.abs().amax(dims, keepdim=True)
     require(most.isfinite().all(), "expected 'x' of finite numbers (got NaN or infinity)")
-    scale = torch.where(most > 0, most / _MOST[dtype], 1.0)
+    scale = torch.where(most > 0, most / EIGHT_BITS[dtype], 1.0)
     scaled = wide / scale
     if dtype == torch.int8:
         scaled = scaled.round().clamp(-127, 127)

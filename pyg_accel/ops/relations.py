@@ -14,15 +14,13 @@ __all__ = [
     "PairFeatures",
     "Pairs",
     "Relations",
-    "TypedNodes",
     "features_of_pairs",
     "multiply_relations",
+    "pairs_of",
     "relational_spmm",
     "stack_attention",
     "stack_relations",
     "sums_of_relations",
-    "typed_matmul",
-    "typed_nodes",
 ]
 
 
@@ -134,38 +132,20 @@ def stack_attention(
 
     Args and errors are those of :func:`stack_relations`.
     """
-    ends, ids = [], []
-    for end, nodes in ((source, sizes[0]), (target, sizes[1])):
-        found, ptr, pair = _pairs(end, relation, nodes, sizes[2])
-        ends.append((found, ptr))
-        ids.append(pair)
-    counts = (ends[0][0].numel(), ends[1][0].numel())
-    sources, targets = (
-        Pairs(Graph.from_edge_index(_own_edges(found), (nodes, found.numel())), ptr)
-        for (found, ptr), nodes in zip(ends, sizes[:2], strict=True)
+    num_sources, num_targets, relations = sizes
+    sources, source_pair = pairs_of(source, relation, num_sources, relations)
+    targets, target_pair = pairs_of(target, relation, num_targets, relations)
+    into = Graph.from_edge_index(
+        torch.stack([source_pair, target_pair]), (sources.node.num_rows, targets.node.num_rows)
     )
-    out = Graph.from_edge_index(_own_edges(ends[1][0]).flip(0), (counts[1], sizes[1]))
-    return AttentionRelations(
-        Graph.from_edge_index(torch.stack(ids), counts), sources, targets, out
+    out = Graph.from_edge_index(
+        _own_edges(targets.node.col.long()).flip(0), (targets.node.num_rows, num_targets)
     )
+    return AttentionRelations(into, sources, targets, out)
 
 
-class TypedNodes(NamedTuple):
-    """The P pairs of a relation and a node at which edges of that relation end, by relation.
-
-    Attributes:
-        node: a graph with one edge into each of P rows, from its node.
-        ptr: [R + 1], where the pairs of every relation begin; on the CPU.
-        pair: [E], the pair of every edge.
-    """
-
-    node: Graph
-    ptr: Tensor
-    pair: Tensor
-
-
-def typed_nodes(end: Tensor, relation: Tensor, nodes: int, relations: int) -> TypedNodes:
-    """Find the pairs of relations and nodes of edges.
+def pairs_of(end: Tensor, relation: Tensor, nodes: int, relations: int) -> tuple[Pairs, Tensor]:
+    """Return the pairs of relations and nodes of edges, and the pair of every edge, [E].
 
     Args:
         end: [E], the nodes at one end.
@@ -177,22 +157,7 @@ def typed_nodes(end: Tensor, relation: Tensor, nodes: int, relations: int) -> Ty
         IndexError: for ids outside of their range.
     """
     found, ptr, pair = _pairs(end, relation, nodes, relations)
-    node = Graph.from_edge_index(_own_edges(found), (nodes, found.numel()))
-    return TypedNodes(node, ptr, pair)
-
-
-def typed_matmul(nodes: TypedNodes, x: Tensor, weight: Tensor) -> Tensor:
-    """Multiply the features of every pair's node by the matrix of its relation.
-
-    Args:
-        nodes: P pairs, of :func:`typed_nodes`.
-        x: [num nodes, K].
-        weight: [R, K, M].
-
-    Returns:
-        [P, M].
-    """
-    return segment_matmul(spmm(nodes.node, x), nodes.ptr, weight)
+    return Pairs(Graph.from_edge_index(_own_edges(found), (nodes, found.numel())), ptr), pair
 
 
 def _pairs(

@@ -2,7 +2,7 @@
 
 Written out that is a matrix for every edge. What the edges of one relation that leave one node have
 in common is the product, so products are computed for the pairs of a relation and a node
-(:func:`~pyg_accel.ops.relations.typed_matmul`), and a reduction over the targets takes them as if
+(:func:`~pyg_accel.ops.relations.pairs_of`), and a reduction over the targets takes them as if
 they were the features of that many source nodes.
 """
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from pyg_accel.derived import derived
 from pyg_accel.formula import Formula, Operand, map_operands, operands_of
 from pyg_accel.graph import Graph
-from pyg_accel.ops.relations import TypedNodes, typed_matmul, typed_nodes
+from pyg_accel.ops.relations import features_of_pairs, pairs_of
 from pyg_accel.record.edge_tensors import DeferredOperand, plain_shape
 
 __all__ = ["Matrices", "Products", "multiply", "with_pairs_as_sources"]
@@ -52,24 +52,24 @@ class Products(DeferredOperand):
 
     Attributes:
         rows: [P, ...], of the pairs of a relation and a node.
-        nodes: the pairs.
+        pair: [E], the pair of every edge.
         edge_index: whose edges they are for.
     """
 
     rows: Tensor
-    nodes: TypedNodes
+    pair: Tensor
     edge_index: Tensor
 
     @classmethod
-    def of(cls, rows: Tensor, nodes: TypedNodes, edge_index: Tensor) -> "Products":
+    def of(cls, rows: Tensor, pair: Tensor, edge_index: Tensor) -> "Products":
         """Spread rows over the edges, later."""
-        shape = (nodes.pair.numel(), *rows.shape[1:])
-        own = {"rows": rows, "nodes": nodes, "edge_index": edge_index}
+        shape = (pair.numel(), *rows.shape[1:])
+        own = {"rows": rows, "pair": pair, "edge_index": edge_index}
         return cls(shape, rows.dtype, rows.device, **own)
 
     def ordinary(self) -> Tensor:
         """See :meth:`DeferredOperand.ordinary`."""
-        return self.rows.index_select(0, self.nodes.pair)
+        return self.rows.index_select(0, self.pair)
 
     def differentiable(self) -> bool:
         """See :meth:`DeferredOperand.differentiable`."""
@@ -81,16 +81,13 @@ class Products(DeferredOperand):
             args = (self.rows.size(0), *args[1:])
         result = func(self.rows, *args, **kwargs)
         if isinstance(result, Tensor):
-            return Products.of(result, self.nodes, self.edge_index)
-        return type(result)(Products.of(t, self.nodes, self.edge_index) for t in result)
+            return Products.of(result, self.pair, self.edge_index)
+        return type(result)(Products.of(t, self.pair, self.edge_index) for t in result)
 
     def as_sources(self, target: int, num_rows: int) -> Graph:
         """Return the graph from pairs to the nodes in row ``target`` of edge_index."""
-        pair, ends, size = (
-            self.nodes.pair,
-            self.edge_index[target],
-            (self.nodes.node.num_rows, num_rows),
-        )
+        pair, ends = self.pair, self.edge_index[target]
+        size = self.rows.size(0), num_rows
 
         def make() -> Graph:
             return Graph.from_edge_index(torch.stack([pair, ends.long()]), size)
@@ -113,10 +110,11 @@ def multiply(x: Tensor, matrices: Matrices, edge_index: Tensor, row: int) -> Pro
     weight = matrices.weight
     sizes = (x.size(0), weight.size(0))
     ends, types = edge_index[row], matrices.edge_type
-    nodes = derived((ends, types), ("typed", sizes), lambda: typed_nodes(ends, types, *sizes))
-    blocks = [typed_matmul(nodes, x[:, b], weight[:, b]) for b in range(weight.size(1))]
+    pairs, pair = derived((ends, types), ("typed", sizes), lambda: pairs_of(ends, types, *sizes))
+    blocks = [features_of_pairs(pairs, x[:, b]).matmul(weight[:, b])
+              for b in range(weight.size(1))]  # fmt: skip
     rows = torch.stack(blocks, 1) if len(blocks) > 1 else blocks[0].unsqueeze(1)
-    return Products.of(rows, nodes, edge_index)
+    return Products.of(rows, pair, edge_index)
 
 
 def with_pairs_as_sources(
@@ -133,7 +131,7 @@ def with_pairs_as_sources(
         return None
     widest = max(products, key=lambda t: plain_shape(t)[1:].numel())
     stand_in = {
-        i for i, t in enumerate(operands) if isinstance(t, Products) and t.nodes is widest.nodes
+        i for i, t in enumerate(operands) if isinstance(t, Products) and t.pair is widest.pair
     }
     formula = map_operands(
         formula, lambda o: Operand("u" if o.index in stand_in else o.side, o.index)

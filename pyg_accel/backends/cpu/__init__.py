@@ -12,10 +12,11 @@ from torch import Tensor
 from pyg_accel.backends.base import Backend, Kernel, Launch, placement_reasons, shares_rows, table
 from pyg_accel.backends.cpu import attention, cbsr, gspmm
 from pyg_accel.backends.cpu.program import program_reasons, sums_inside
+from pyg_accel.backends.cpu.stages import is_product
 from pyg_accel.backends.dtypes import DTYPES, EIGHT_BITS, widened
 from pyg_accel.backends.sampling import RESCALES, STRATEGIES, Sampling, primes
 from pyg_accel.backends.spec import OpSpec
-from pyg_accel.formula import Binary, Formula, Operand, Sum, has_sum, parse
+from pyg_accel.formula import Sum, has_sum, parse
 from pyg_accel.graph import CSR
 from pyg_accel.native import build_info, cpu_library, cpu_unavailable_reasons, direct
 
@@ -62,14 +63,8 @@ def _cbsr_mm_reasons(spec: OpSpec) -> list[str]:
 
 def _are_products(spec: OpSpec) -> bool:
     """Whether all are products of two operands or dot products, whose own kernels are faster."""
-    return all(_is_product(parse(text)) for text in spec.formulas)
-
-
-def _is_product(formula: Formula) -> bool:
-    match formula.arg if isinstance(formula, Sum) else formula:
-        case Binary(op="mul", left=Operand(), right=Operand()):
-            return True
-    return False
+    formulas = map(parse, spec.formulas)
+    return all(is_product(f.arg if isinstance(f, Sum) else f) for f in formulas)
 
 
 def _has_one_head(spec: OpSpec) -> bool:

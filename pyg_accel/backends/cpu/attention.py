@@ -41,9 +41,7 @@ def bind_several(
     shapes, (sums, stores) = shapes_of(operands), split(formulas, reduces)
     if any(0 in shape for shape in shapes) or (sums and stores):
         return lambda csr: Launch(run_several, (csr, formulas, reduces), listed=True)
-    stages, launch = compile_stages(sums, stores, shapes), direct(cpu_library().stages)
-    how: tuple[Any, ...] = (list(stages.sides), [], list(stages.code), stages.heads, stages.scores)
-    return lambda csr: Launch(launch, (*csr[:4], *how), listed=True)
+    return _launcher(compile_stages(sums, stores, shapes))
 
 
 def run_several(
@@ -58,10 +56,9 @@ def run_several(
         rows = {"sum": csr.num_rows, "none": csr.col.numel()}
         return [like.new_zeros(rows[r], heads, shape_of(f, sizes)[1])
                 for f, r in zip(formulas, reduces, strict=True)]  # fmt: skip
-    results = _run(csr, compile_stages(sums, stores, shapes), operands, [])
+    results = _launcher(compile_stages(sums, stores, shapes))(csr)(operands)
     by_reduce = {"sum": iter(results), "none": iter(results[len(sums) :])}
-    in_order = [next(by_reduce[reduce]) for reduce in reduces]
-    return [t.unsqueeze(-1) if t.dim() == 2 else t for t in in_order]
+    return [next(by_reduce[reduce]) for reduce in reduces]
 
 
 def split(
@@ -87,9 +84,7 @@ def bind(
     if heads * width == 0 or any(0 in shape for shape in shapes):
         heads = 0 if (0, 1) in shapes else heads
         return lambda csr: Launch(lambda t: _nothing(csr, t[0], heads, width), listed=True)
-    stages, launch = compile_stages((value,), (), shapes, score), direct(cpu_library().stages)
-    how: tuple[Any, ...] = (list(stages.sides), [], list(stages.code), stages.heads, stages.scores)
-    return lambda csr: Launch(launch, (*csr[:4], *how), listed=True)
+    return _launcher(compile_stages((value,), (), shapes, score))
 
 
 def _nothing(csr: CSR, like: Tensor, heads: int, width: int) -> list[Tensor]:
@@ -107,14 +102,13 @@ def run_backward(csr: CSR, call: AttentionGradient) -> list[Tensor]:
         outs = [grad.new_zeros(csr.num_rows, heads, shape_of(f, sizes)[1]) for f in sums]
         return outs + [grad.new_zeros(csr.col.numel(), heads, 1) for _ in stores]
     delta = cpu_library().row_dots(grad, call.out)
-    stages = compile_stages(sums, stores, shapes)
-    results = _run(csr, stages, operands, [call.total, delta])
-    return [t.unsqueeze(-1) if t.dim() == 2 else t for t in results]
+    return _launcher(compile_stages(sums, stores, shapes), [call.total, delta])(csr)(operands)
 
 
-def _run(csr: CSR, stages: Stages, operands: list[Tensor], numbers: list[Tensor]) -> list[Tensor]:
-    results: list[Tensor] = cpu_library().stages(
-        *csr[:4], list(stages.sides), numbers, list(stages.code), stages.heads, stages.scores,
-        operands,
+def _launcher(stages: Stages, numbers: Sequence[Tensor] = ()) -> Callable[[CSR], Launch]:
+    """Return what launches stages, with further numbers of sources, on a graph."""
+    launch = direct(cpu_library().stages)
+    how: tuple[Any, ...] = (
+        list(stages.sides), [*numbers], list(stages.code), stages.heads, stages.scores,
     )  # fmt: skip
-    return results
+    return lambda csr: Launch(launch, (*csr[:4], *how), listed=True)

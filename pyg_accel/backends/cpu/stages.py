@@ -32,7 +32,7 @@ from pyg_accel.formula import (
     times,
 )
 
-__all__ = ["Shape", "Stages", "compile_stages", "is_plain", "stages_reasons"]
+__all__ = ["Shape", "Stages", "compile_stages", "is_plain", "is_product", "stages_reasons"]
 
 # The limits and numbers of csrc/cpu/stages.h and kernels.h.
 MAX_GIVEN, MAX_SUMS, MAX_RESULTS = 2, 4, 8
@@ -151,7 +151,7 @@ class _Builder:
         _limit(self.widths, MAX_OUTPUTS, "results")
         _limit(self.stores, MAX_STORES, "results per edge")
         sides = tuple(SIDES.index(self.sides.get(i, "e")) for i in range(self.count))
-        plain = all(_is_dot(f) for f in self.wide_sums) and all(
+        plain = all(is_product(f) for f in self.wide_sums) and all(
             rest is None or (isinstance(rest, Operand) and rest.side != "v")
             for _, _, rest in self.terms
         )
@@ -227,7 +227,8 @@ class _Builder:
         return map_children(formula, partial(self.inner, early=early))
 
 
-def _is_dot(formula: Formula) -> bool:
+def is_product(formula: Formula) -> bool:
+    """Return whether a formula multiplies two operands."""
     match formula:
         case Binary(op="mul", left=Operand(), right=Operand()):
             return True
