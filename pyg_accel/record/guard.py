@@ -95,6 +95,9 @@ class Guard:
             if code not in self.codes and not is_library_file(code.co_filename):
                 raise NotComparable(f"'{code.co_name}' is not reached by a name or an attribute")
         functions = [f for f in self._functions.values() if f.__code__ in ran]
+        for function in functions:
+            if function.__kwdefaults__:  # may be changed in place, unlike positional defaults
+                self._add_dict(function.__kwdefaults__, function.__kwdefaults__)
         read = {n for f in functions for c in codes_of(f.__code__) for n in c.co_names}
         read |= _CALLED
         groups = []

@@ -1212,6 +1212,24 @@ def test_a_name_that_hides_a_builtin(like_stock: Any) -> None:
     assert like_stock(Builtin(), call(), call(), hidden, call())[-1] == "plan"
 
 
+def _times(t: Tensor, *, scale: float = 2.0) -> Tensor:
+    return t * scale
+
+
+class DefaultByName(Layer):
+    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+        return _times(x_i + x_j)
+
+
+def test_a_default_by_name_that_is_changed_in_place(like_stock: Any) -> None:
+    def changed(layer: Any) -> Any:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(_times.__kwdefaults__, "scale", 5.0)
+            return call()(layer)
+
+    like_stock(DefaultByName(), call(), call(), changed, call())
+
+
 def test_attributes_set_by_a_closure_or_decorator(like_stock: Any) -> None:
     factor = [1.0]
 
