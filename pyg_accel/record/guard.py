@@ -241,7 +241,7 @@ class Guard:
             self._add_value(name, value.__self__, depth)
             self._add_value(name, value.__func__, depth)
         elif isinstance(value, functools.partial):
-            for part in (value.func, *value.args, *value.keywords.values()):
+            for part in (value.func, value.args, value.keywords):
                 self._add_value(name, part, depth)
         elif isinstance(value, types.ModuleType) or _is_immutable(type(value)):
             return

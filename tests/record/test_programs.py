@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import functools
 import gc
 import math
 import pickle
@@ -1228,6 +1229,19 @@ def test_a_default_by_name_that_is_changed_in_place(like_stock: Any) -> None:
             return call()(layer)
 
     like_stock(DefaultByName(), call(), call(), changed, call())
+
+
+def test_keywords_of_a_partial_function_that_are_changed_in_place(like_stock: Any) -> None:
+    class Partial(Layer):
+        def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+            return self.times(x_i + x_j)
+
+    def changed(layer: Any) -> Any:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(layer.times.keywords, "scale", 5.0)
+            return call()(layer)
+
+    like_stock(Partial(times=functools.partial(_times, scale=3.0)), call(), call(), changed, call())
 
 
 def test_attributes_set_by_a_closure_or_decorator(like_stock: Any) -> None:
