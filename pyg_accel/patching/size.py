@@ -61,7 +61,7 @@ _SOFTMAX, _NORMALISATION, _LOOPS = 8, 12, 4
 _BACKWARD = 0.25  # what PyG's gradient costs the host more than ours, over the forward pass
 # What needs no generated kernel: features of sources, with a weight per edge or source.
 _PLAIN = re.compile(r"(\w+_j )?(u\d+|mul\([eu]\d+,[eu]\d+\))$")
-_REDUCES = {"sum": 2, "mean": 6, "max": 2, "min": 2}  # those of its reductions
+_REDUCES = {"sum": 2.0, "mean": 5.5, "max": 2.0, "min": 2.0}  # those of its reductions
 # Kernels save a quarter of what they do elsewhere where attention reads features of edges, and
 # where a network makes a matrix of every edge.
 _FEW = 0.25
@@ -80,7 +80,7 @@ class Work(NamedTuple):
         generated: a kernel is generated for its formula, or interprets it.
     """
 
-    functions: int = 3
+    functions: float = 3
     tensors: float = 1.0
     derived: int = 0
     overhead: int = 0
@@ -95,7 +95,7 @@ def work_of(formulas: Iterable[str], derived: int = 0, *, traced: bool = False) 
         derived: functions of the graph that are run once a graph.
         traced: it has no program.
     """
-    functions, tensors, blocks, generated, attention = 0, 1.0, False, False, False
+    functions, tensors, blocks, generated, attention = 0.0, 1.0, False, False, False
     for text in formulas:
         generated |= not _PLAIN.match(text)
         reduce, message = text.partition("_j ")[::2]
@@ -116,17 +116,20 @@ def work_of(formulas: Iterable[str], derived: int = 0, *, traced: bool = False) 
 
 @lru_cache(maxsize=4096)
 def _fewest(
-    costs: Costs, work: Work, row_bytes: int, layers: int, gradient: bool, compiled: bool
-) -> int:
-    passes = 2 if gradient else 1
+    costs: Costs, work: Work, row_bytes: int, layers: int, gradient: bool, compiled: bool,
+    ahead: bool,
+) -> int:  # fmt: skip
+    passes, stock = 2 if gradient else 1, work.functions * (1 + _BACKWARD * gradient)
     functions: float = _CALL - _DECLINED + (_GENERATED + _GRADIENT * gradient) * work.generated
-    functions += work.overhead - work.functions * (1 + _BACKWARD * gradient)
+    functions += work.overhead - stock
     share = 1 / layers if layers else 0.0  # of what is done once a graph
     if layers:
         functions += _BOUND * passes
         functions += (_GRAPH + _TRANSPOSE * gradient + _DERIVED * work.derived) * share
     if functions <= 0:
         return 0
+    if ahead:  # the device saves nothing as long as it waits for the host
+        functions += stock
     saved = work.tensors * row_bytes / costs.gigabytes - costs.edge_ns * share  # nanoseconds
     saved *= passes * (_COMPILED if compiled else 1.0)
     return ceil(1e3 * costs.launch_us * functions / saved) if saved > 0 else NEVER
@@ -155,7 +158,10 @@ def fewest_edges(
     """
     found = None if settings.always else costs(device)
     layers = layers if new else 0
-    return 0 if found is None else _fewest(found, work, row_bytes, layers, gradient, compiled)
+    if found is None:
+        return 0
+    ahead = device != "cpu" and not compiled
+    return _fewest(found, work, row_bytes, layers, gradient, compiled, ahead)
 
 
 def size_reasons(edges: int | torch.SymInt, fewest: int, *, new: bool = False) -> list[str]:

@@ -96,9 +96,10 @@ class Guard:
                 raise NotComparable(f"'{code.co_name}' is not reached by a name or an attribute")
         functions = [f for f in self._functions.values() if f.__code__ in ran]
         for function in functions:
-            # They may be changed in place, unlike positional defaults.
-            if function.__kwdefaults__ and not is_library_file(function.__code__.co_filename):
-                self._add_dict(function.__kwdefaults__, function.__kwdefaults__)
+            if not is_library_file(function.__code__.co_filename):
+                for own in (function.__kwdefaults__, vars(function)):
+                    if own:  # may be changed in place, unlike positional defaults
+                        self._add_dict(own, own)
         read = {n for f in functions for c in codes_of(f.__code__) for n in c.co_names}
         read |= _CALLED
         groups = []

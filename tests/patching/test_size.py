@@ -79,8 +79,8 @@ def test_malformed_numbers_are_named(part, numbers):
 
 @pytest.mark.parametrize(
     ("formula", "functions", "tensors"),
-    [("sum_j u0", 3, 1), ("mean_j u0", 7, 1), ("sum_j mul(e0,u1)", 4, 2),
-     ("mean_j mul(relu(sub(v0,u1)),2.0)", 11, 2), ("mean_j u0, 4 relations", 28, 1),
+    [("sum_j u0", 3, 1), ("mean_j u0", 6.5, 1), ("sum_j mul(e0,u1)", 4, 2),
+     ("mean_j mul(relu(sub(v0,u1)),2.0)", 10.5, 2), ("mean_j u0, 4 relations", 26, 1),
      ("sum_j mul(softmax_j(leaky_relu(add(u0,v1),0.2)),u2)", 17, 3)],
 )  # fmt: skip
 def test_what_a_call_does_is_read_from_its_formula(formula, functions, tensors):

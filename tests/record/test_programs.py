@@ -1244,6 +1244,27 @@ def test_keywords_of_a_partial_function_that_are_changed_in_place(like_stock: An
     like_stock(Partial(times=functools.partial(_times, scale=3.0)), call(), call(), changed, call())
 
 
+def _scaled(t: Tensor) -> Tensor:
+    return t * _scaled.factor
+
+
+_scaled.factor = 2.0
+
+
+class AttributeOfAFunction(Layer):
+    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+        return _scaled(x_i + x_j)
+
+
+def test_an_attribute_of_a_function_that_is_changed(like_stock: Any) -> None:
+    def changed(layer: Any) -> Any:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(_scaled, "factor", 5.0)
+            return call()(layer)
+
+    like_stock(AttributeOfAFunction(), call(), call(), changed, call())
+
+
 def test_attributes_set_by_a_closure_or_decorator(like_stock: Any) -> None:
     factor = [1.0]
 
