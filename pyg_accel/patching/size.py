@@ -58,6 +58,7 @@ HOOK = 12  # a call of a function that was replaced, without a program
 # Functions of torch in PyG's softmax, in its normalisations of a graph, and where attention
 # normalises, in each function of self-loops.
 _SOFTMAX, _NORMALISATION, _LOOPS = 8, 12, 4
+_LAYER = 6  # those of the rest of a layer, such as its linear map
 _BACKWARD = 0.25  # what PyG's gradient costs the host more than ours, over the forward pass
 # What needs no generated kernel: features of sources, with a weight per edge or source.
 _PLAIN = re.compile(r"(\w+_j )?(u\d+|mul\([eu]\d+,[eu]\d+\))$")
@@ -65,6 +66,7 @@ _REDUCES = {"sum": 2.0, "mean": 5.5, "max": 2.0, "min": 2.0}  # those of its red
 # Kernels save a quarter of what they do elsewhere where attention reads features of edges, and
 # where a network makes a matrix of every edge.
 _FEW = 0.25
+_MESSAGES = 2  # the time of a device for the messages of PyG's path, over what is saved of it
 # A compiler fuses the functions of a message: about this share of the bytes is saved beside it.
 _COMPILED = 0.2
 
@@ -128,10 +130,10 @@ def _fewest(
         functions += (_GRAPH + _TRANSPOSE * gradient + _DERIVED * work.derived) * share
     if functions <= 0:
         return 0
-    if ahead:  # the device saves nothing as long as it waits for the host
-        functions += stock
     saved = work.tensors * row_bytes / costs.gigabytes - costs.edge_ns * share  # nanoseconds
     saved *= passes * (_COMPILED if compiled else 1.0)
+    if ahead:  # of the device: what is saved there shows where it takes longer than the host
+        functions, saved = functions + stock + _LAYER, saved * _MESSAGES
     return ceil(1e3 * costs.launch_us * functions / saved) if saved > 0 else NEVER
 
 
