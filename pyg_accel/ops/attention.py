@@ -115,9 +115,7 @@ def _is_fused(
     sized = OpSpec.of_any_size("attention", device, dtype, *extent(score, value, shapes),
                                score=score, formula=value, shapes=shapes)  # fmt: skip
     recorded = any(needs)
-    return is_fast(sized, recorded=recorded) and not (
-        recorded and not is_backward_fast(sized, needs)
-    )
+    return is_fast(sized, recorded=recorded) and (not recorded or is_backward_fast(sized, needs))
 
 
 def _make_plan(
@@ -142,11 +140,11 @@ def _make_plan(
     csr = graph.csr(edge_order=edge_order)
     shape = (graph.num_rows, *extent(score, value, shapes_of(folded)))
     facts = (graph.device.type, folded[0].dtype, score, value, sizes, needs)
-    fused = _cached_is_fused(situation(), *facts)
-    if fused or not any(needs):
+    fused, recorded = _cached_is_fused(situation(), *facts), any(needs)
+    if fused or not recorded:
         names, launch = _launch(csr, score, value, list(folded), fused=fused)
         plan = Plan(computing(launch, folds, (shape,)), names)
-        if any(needs):
+        if recorded:
             plan.rule = _Rule(
                 score, value, edge_order, needs, sizes, tuple(t.shape for t in operands)
             )

@@ -128,11 +128,15 @@ class _Seen:
     backends: dict[str, None] = field(default_factory=dict)
     row_bytes: int = 0
 
-    def text(self) -> str:
+    def outer(self) -> list[str]:
         """The formulas, but for attention weights that are computed inside of another."""
         inside = {f for f in self.formulas for g in self.formulas
                   if f != g and f.startswith("softmax_j(") and f in g}  # fmt: skip
-        return "; ".join(f for f in self.formulas if f not in inside)
+        return [f for f in self.formulas if f not in inside]
+
+    def text(self) -> str:
+        """What the report shows of them."""
+        return "; ".join(self.outer())
 
 
 class Attempt(NamedTuple):
@@ -332,7 +336,7 @@ def _sizes_of(layer: Module, program: LayerProgram, leaves: list[Tensor], seen: 
     """Return from which size on a program is faster than PyG's own path."""
     place = next(i for i, leaf in enumerate(leaves) if is_edge_index(leaf))
     name, device = type(layer).__name__, leaves[place].device.type
-    work = work_of(program.formulas.split("; "), program.derives)
+    work = work_of(seen.outer(), program.derives)
     gradient, any_size = torch.is_grad_enabled(), in_force() is not None  # as samples are of
 
     def limit(layers: int, new: bool = True) -> int:
