@@ -923,11 +923,14 @@ def test_methods_of_an_instance(like_stock: Any) -> None:
 
 
 def replaced(owner: Any, name: str, value: Any) -> Step:
-    """Call while something is replaced, which both runs do in turn."""
+    """Call while an attribute or an item is replaced, which both runs do in turn."""
 
     def step(layer: Any) -> Any:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(owner, name, value, raising=False)
+            if isinstance(owner, dict):
+                patch.setitem(owner, name, value)
+            else:
+                patch.setattr(owner, name, value, raising=False)
             return call()(layer)
 
     return step
@@ -1205,11 +1208,7 @@ def test_messages(layer: Layer, steps: list[Step], like_stock: Any) -> None:
 
 
 def test_a_name_that_hides_a_builtin(like_stock: Any) -> None:
-    def hidden(layer: Any) -> Any:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setitem(globals(), "max", min)
-            return call()(layer)
-
+    hidden = replaced(globals(), "max", min)
     assert like_stock(Builtin(), call(), call(), hidden, call())[-1] == "plan"
 
 
@@ -1223,11 +1222,7 @@ class DefaultByName(Layer):
 
 
 def test_a_default_by_name_that_is_changed_in_place(like_stock: Any) -> None:
-    def changed(layer: Any) -> Any:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setitem(_times.__kwdefaults__, "scale", 5.0)
-            return call()(layer)
-
+    changed = replaced(_times.__kwdefaults__, "scale", 5.0)
     like_stock(DefaultByName(), call(), call(), changed, call())
 
 
@@ -1237,31 +1232,25 @@ def test_keywords_of_a_partial_function_that_are_changed_in_place(like_stock: An
             return self.times(x_i + x_j)
 
     def changed(layer: Any) -> Any:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setitem(layer.times.keywords, "scale", 5.0)
-            return call()(layer)
+        return replaced(layer.times.keywords, "scale", 5.0)(layer)
 
     like_stock(Partial(times=functools.partial(_times, scale=3.0)), call(), call(), changed, call())
 
 
-def _scaled(t: Tensor) -> Tensor:
-    return t * _scaled.factor
+def _times_factor(t: Tensor) -> Tensor:
+    return t * _times_factor.factor
 
 
-_scaled.factor = 2.0
+_times_factor.factor = 2.0
 
 
 class AttributeOfAFunction(Layer):
     def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
-        return _scaled(x_i + x_j)
+        return _times_factor(x_i + x_j)
 
 
 def test_an_attribute_of_a_function_that_is_changed(like_stock: Any) -> None:
-    def changed(layer: Any) -> Any:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(_scaled, "factor", 5.0)
-            return call()(layer)
-
+    changed = replaced(_times_factor, "factor", 5.0)
     like_stock(AttributeOfAFunction(), call(), call(), changed, call())
 
 
