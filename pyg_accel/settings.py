@@ -47,7 +47,6 @@ class Setting:
 
     def __set__(self, instance: "Settings", value: bool | int | str | None) -> None:
         """Override the environment; None removes the override."""
-        before = instance.assigned.get(self.name)
         if value is None:
             instance.assigned.pop(self.name, None)
         elif type(value) is not type(self.default):
@@ -55,7 +54,7 @@ class Setting:
             raise ValueError(f"expected setting '{self.name}' to be {expected} (got {value!r})")
         else:
             instance.assigned[self.name] = value
-        instance.changes += value != before
+        instance.number_state()
 
     def parse(self, text: str) -> bool | int | str:
         """Convert the text of the environment variable, or raise a ValueError that names it."""
@@ -102,11 +101,23 @@ class Settings:
     )
     verify = Setting(False, "run PyG's own path beside every call and raise on a difference")
 
-    __slots__ = ("assigned", "changes")
+    __slots__ = ("assigned", "changes", "outdated", "states")
 
     def __init__(self) -> None:
         self.assigned: dict[str, bool | int | str] = {}
-        self.changes = 0  # of settings and of backends: choices hold until the next
+        self.outdated = 0  # how often backends, or what they depend on, have changed
+        self.states: dict[tuple[Any, ...], int] = {}
+        self.number_state()
+
+    def number_state(self) -> None:
+        """Number the values of all settings: choices hold where these are the same again."""
+        state = self.outdated, *sorted(self.assigned.items())
+        self.changes = self.states.setdefault(state, len(self.states))
+
+    def outdate(self) -> None:
+        """Forget all choices: something that backends depend on has changed."""
+        self.outdated += 1
+        self.number_state()
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"no setting '{name}'; there are {', '.join(dir(self))}")

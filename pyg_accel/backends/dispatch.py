@@ -149,7 +149,7 @@ def choose(spec: OpSpec) -> Decision:
 
 def forget_decisions() -> None:
     """Forget all choices: something that backends depend on has changed."""
-    settings.changes += 1
+    settings.outdate()
 
 
 def decide(spec: OpSpec) -> Decision:

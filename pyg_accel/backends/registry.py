@@ -46,14 +46,14 @@ def register_backend(backend: Backend, *, replace: bool = False) -> None:
             f"a backend named '{backend.name}' exists; pass replace=True to replace it"
         )
     _backends[backend.name] = backend
-    settings.changes += 1
+    settings.outdate()
 
 
 def unregister_backend(name: str) -> None:
     """Remove a backend that was registered."""
     get_backend(name)
     del _backends[name]
-    settings.changes += 1
+    settings.outdate()
 
 
 def backends() -> dict[str, Backend]:

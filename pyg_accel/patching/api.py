@@ -16,7 +16,6 @@ from pyg_accel.patching import (
     loading,
     ordered,
     overrides,
-    programs,
     propagate,
     readouts,
     reasons,
@@ -112,10 +111,6 @@ class PatchHandle(OverrideHandle):
         reasons.switch(self._modules, by)
         if self._loader is not None:
             loading.switch(self._loader, by)
-        if by < 0:
-            programs.forget_unpatched()
-            if not any(isinstance(handle, PatchHandle) for handle in _handles):
-                propagate.forget()
 
     def __enter__(self) -> "PatchHandle":
         return self
@@ -162,6 +157,7 @@ def unpatch() -> None:
     """Undo every :func:`patch`: all classes of PyG are as they were."""
     for handle in [handle for handle in _handles if isinstance(handle, PatchHandle)]:
         handle.remove()
+    propagate.forget()
 
 
 @contextmanager

@@ -33,6 +33,7 @@ from pyg_accel.patching.sampling import in_force
 from pyg_accel.patching.size import Work, fewest_edges, size_reasons
 from pyg_accel.patching.verification import verify
 from pyg_accel.record.dims import Unexpected
+from pyg_accel.record.guard import unchanged
 from pyg_accel.settings import settings
 
 __all__ = ["NOTHING", "Call", "by_program", "enter", "too_small"]
@@ -81,35 +82,46 @@ def by_program(
     Returns:
         The result; :data:`NOTHING` if no program fits the call.
     """
-    known = programs.layers.get(layer, programs.NONE).get(name)
-    if known is None or not known.programs or get_eval_frame_callback() or _is_tracing():
+    if get_eval_frame_callback() or _is_tracing():
         return NOTHING  # Dynamo would compile what runs here, and sizes are tensors in a trace
     now: tuple[Any, ...] | None = None
-    for program in known.programs:
-        leaves, sizes = program.admit(args, kwargs), program.sizes
-        if leaves is None:
+    leaves: tuple[Tensor, ...] | None
+    adopted = False
+    while True:
+        known = vars(layer).get(programs.KEY)
+        known = None if known is None else known.get(name)
+        for program in () if known is None or known.layer is not layer else known.programs:
+            leaves, state = program.admit(args, kwargs), program.state
+            if leaves is None:
+                continue
+            sizes = state.sizes
+            if (
+                (edges := leaves[sizes.graph].size(1)) < sizes.fewest_new
+                and sizes.gradient is is_grad_enabled()
+                and state.changes == settings.changes
+                and in_force() is None
+                and saved_tensors_hooks(False) is None  # of a call made again this was decided
+                and ((few := edges < sizes.fewest) or sizes.seen.is_new(leaves[sizes.graph]))
+            ):
+                (sizes.row_few if few else sizes.row_new).add(0.0)
+                before, running.stock = running.stock, True  # functions inside of it are PyG's too
+                try:
+                    return original(layer, *args, **kwargs)
+                finally:
+                    running.stock = before
+            now, guard = now or context(), program.guard
+            if program.context == now and unchanged(guard.compared, guard.shared.compared):
+                break
+        else:
+            if adopted or not programs.adopt(layer, name, args, kwargs, now or context()):
+                return NOTHING
+            adopted = True
             continue
-        if (
-            (edges := leaves[sizes.graph].size(1)) < sizes.fewest_new
-            and sizes.gradient is is_grad_enabled()
-            and known.changes == settings.changes
-            and in_force() is None
-            and saved_tensors_hooks(False) is None  # of a call made again this was decided
-            and ((few := edges < sizes.fewest) or sizes.seen.is_new(leaves[sizes.graph]))
-        ):
-            (sizes.row_few if few else sizes.row_new).add(0.0)
-            before, running.stock = running.stock, True  # functions inside of it are PyG's too
-            try:
-                return original(layer, *args, **kwargs)
-            finally:
-                running.stock = before
-        now = now or context()
-        if program.context == now and program.guard.holds():
-            break
-    else:
-        return NOTHING
+        break
     if saved_tensors_are_hooked():  # a checkpoint expects the same of a call made again
         return NOTHING
+    assert leaves is not None
+    program.state.used = True
     start = perf_counter()
     outer, arguments.tensors = arguments.tensors, leaves
     try:
@@ -121,7 +133,7 @@ def by_program(
         return NOTHING  # sizes that do not agree, which PyG explains
     finally:
         arguments.tensors = outer
-    program.sizes.row.add(perf_counter() - start)
+    program.state.sizes.row.add(perf_counter() - start)
     return out
 
 

@@ -1,15 +1,17 @@
 """The programs of layers: which call has one, and when one is recorded.
 
 A call whose arguments, modes and guard fit a program runs it, and none of the layer's code. The
-first call of a kind is recorded; one that differs from a recorded one in sizes alone is recorded
-once more, with sizes that are computed in each call, and serves for all sizes if both records agree
-in everything else.
+first call of a kind is recorded, for all layers of the class of which its code reads equal values;
+one that differs from a recorded one in sizes alone is recorded once more, with sizes that are
+computed in each call, and serves for all sizes if both records agree in everything else.
 """
 
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -35,7 +37,6 @@ from pyg_accel.patching.context import context, modes
 from pyg_accel.patching.overrides import is_rendered, template
 from pyg_accel.patching.reasons import (
     forced,
-    is_active,
     torch_records,
     transform_reasons,
 )
@@ -43,28 +44,30 @@ from pyg_accel.patching.running import running
 from pyg_accel.patching.sampling import in_force
 from pyg_accel.patching.size import fewest_edges, size_reasons, work_of
 from pyg_accel.record.code import is_library, module_of
-from pyg_accel.record.guard import NotComparable
-from pyg_accel.record.program import LayerProgram, record
+from pyg_accel.record.finals import final
+from pyg_accel.record.guard import NotComparable, Reads
+from pyg_accel.record.program import LayerProgram, State, record
 from pyg_accel.record.recorder import running_recorder
 from pyg_accel.record.signature import Signature
 from pyg_accel.settings import settings
 
 __all__ = [
-    "NONE", "Attempt", "Programs", "Sizes", "attempt", "find", "forget",
-    "forget_unpatched", "layers", "note", "overwrites", "recorded",
-    "why",
+    "KEY", "Attempt", "OfClass", "Programs", "Sizes", "adopt", "attempt", "find", "forget", "note",
+    "overwrites", "own", "recorded", "why",
 ]  # fmt: skip
 
-_MOST = 8  # programs of one layer, and records that came to nothing
-_RECORDS = 32  # that are made of one layer, whose numbers may differ in every call
-NONE: dict[str, Any] = {}
+_MOST = 8  # programs of one layer
+_OF_CLASS = 64  # programs of a class
+_FAILURES = 16  # kinds of calls of a class whose record came to nothing
+_WASTED = 32  # programs of a class, one after the other, that were never used
+KEY = "_pyg_accel_programs"  # attribute of layers, and of classes
 # The methods that a call begins with.
 _ENTRIES = {
     "call": ("forward",),
-    "propagate": ("message", "aggregate", "update", "message_and_aggregate"),
-    "edge_updater": ("edge_update",),
+    "propagate": ("propagate", "message", "aggregate", "update", "message_and_aggregate"),
+    "edge_updater": ("edge_updater", "edge_update"),
 }
-_METHODS = {"forward", "propagate", "edge_updater"}.union(*_ENTRIES.values())
+_METHODS = {name for names in _ENTRIES.values() for name in names}
 
 
 class Sizes(NamedTuple):
@@ -93,31 +96,107 @@ class Sizes(NamedTuple):
     limit: Callable[[int], int]
 
 
-@dataclass
+class OfClass:
+    """What was recorded of the calls of all layers of a class.
+
+    Attributes:
+        programs: by what code reads and by what it read of the layer, the latest first.
+        failures: why records came to nothing, by kinds of calls.
+        reason: why the last of them did.
+        version: changes whenever there is a new program.
+    """
+
+    def __init__(self) -> None:
+        self.programs: dict[Reads, dict[Any, list[LayerProgram]]] = {}
+        self.failures: dict[Any, str] = {}
+        self.reason = ""
+        self.version = 0
+        self._recent: OrderedDict[State, tuple[Reads, Any]] = OrderedDict()
+        self._wasted: list[State] = []  # the last programs, since one was used
+
+    def add(self, program: LayerProgram, instead: LayerProgram | None) -> None:
+        """Add a program, in place of another one if there is one."""
+        self.version += 1
+        used = any(state.used for state in self._wasted)
+        self._wasted = [program.state] if used else [*self._wasted, program.state]
+        if not program.guard.shareable:
+            return
+        place = program.guard.shared.reads, program.guard.key
+        if instead is not None:
+            self._drop(instead.state)
+        self.programs.setdefault(place[0], {}).setdefault(place[1], []).insert(0, program)
+        self._recent[program.state] = place
+        while len(self._recent) > _OF_CLASS:
+            self._drop(next(iter(self._recent)))
+
+    def _drop(self, state: State) -> None:
+        reads, key = self._recent.pop(state, (None, None))
+        kinds = self.programs.get(reads, {})  # type: ignore[arg-type]
+        left = [program for program in kinds.pop(key, []) if program.state is not state]
+        if left:
+            kinds[key] = left
+
+    def fail(self, kind: Any, reason: str) -> None:
+        """Note that a record came to nothing."""
+        self.failures[kind] = self.reason = reason
+
+    def refusal(self, kind: Any) -> str:
+        """Return why a kind of call is not recorded; empty if it is."""
+        if kind in self.failures:
+            return self.failures[kind]
+        if len(self.failures) >= _FAILURES:
+            return self.reason
+        wasted = len(self._wasted) >= _WASTED and not any(state.used for state in self._wasted)
+        return "calls of many kinds" if wasted else ""
+
+
 class Programs:
     """Of the calls of one layer, or of its propagate.
 
+    Args:
+        layer: the layer.
+        of_class: what all layers of its class share.
+
     Attributes:
         programs: the latest first.
-        changes: of settings and backends, when the first of them was made; all are dropped after
-            the next one.
-        records: how many were made.
-        failures: records that came to nothing.
-        reason: why the last of them did.
         overwrites: code of the layer may change what its messages read in place afterwards; so it
             is until a record of a whole call has shown that it does not.
+        looked: version of the class when none of its programs served, and none could be recorded.
     """
 
-    programs: list[LayerProgram] = field(default_factory=list)
-    changes: int = 0
-    records: int = 0
-    failures: int = 0
-    reason: str = ""
-    overwrites: bool = True
+    __slots__ = ("layer", "looked", "of_class", "overwrites", "programs")
+
+    def __init__(self, layer: Module, of_class: OfClass) -> None:
+        self.layer, self.of_class = layer, of_class
+        self.programs: list[LayerProgram] = []
+        self.overwrites, self.looked = True, -1
 
     def give_up(self, reason: str) -> None:
         """Drop all programs, and record no other call."""
-        self.programs, self.failures, self.reason = [], _MOST, reason
+        self.programs, self.of_class = [], OfClass()
+        self.of_class.failures = dict.fromkeys(range(_FAILURES), reason)
+        self.of_class.reason = reason
+
+    def insert(self, program: LayerProgram, instead: LayerProgram | None = None) -> None:
+        """Add a program as the latest."""
+        others = [p for p in self.programs if p is not instead and p.state is not program.state]
+        self.programs = [program, *others][:_MOST]
+        self.looked = -1
+
+
+class _Own(dict[str, Any]):
+    """The programs of a layer or a class, in an attribute of it: they live as long as it does.
+
+    Copies of the layer, also those by pickle, get an empty dictionary in place of it.
+    """
+
+    __slots__ = ()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return dict, ()
+
+    def __deepcopy__(self, memo: Any) -> dict[str, Any]:
+        return {}
 
 
 @dataclass
@@ -159,21 +238,44 @@ class _Running(threading.local):
     seen: _Seen | None = None
 
 
-_running, _UNKNOWN = _Running(), Programs()
-layers: "weakref.WeakKeyDictionary[Module, dict[str, Programs]]" = weakref.WeakKeyDictionary()
+_running = _Running()
+_owners: "weakref.WeakSet[Any]" = weakref.WeakSet()  # layers and classes with programs
 
 
 def forget() -> None:
     """Drop all programs."""
-    layers.clear()
+    while _owners:
+        with suppress(KeyError):  # another thread may have been faster, or the owner has died
+            owner = _owners.pop()
+            if type(vars(owner).get(KEY)) is _Own:
+                delattr(owner, KEY)
 
 
-def forget_unpatched() -> None:
-    """Drop the programs of layers that are not accelerated any more."""
-    for known in layers.keyrefs():  # other threads may add layers meanwhile
-        layer = known()
-        if layer is not None and not is_active(layer):
-            layers.pop(layer, None)
+def own(layer: Module, name: str) -> Programs | None:
+    """Return the programs of a layer that are still those of its class; None if there are none."""
+    known = vars(layer).get(KEY)
+    programs = None if known is None else known.get(name)
+    if programs is None or programs.layer is not layer:
+        return None  # a copy that shares the attributes
+    return programs  # type: ignore[no-any-return]
+
+
+def _made(layer: Module, name: str) -> Programs:
+    """Return the programs of a layer, new ones if there are none."""
+    programs, cls = own(layer, name), type(layer)
+    of_class: Any = vars(cls).get(KEY)
+    if type(of_class) is not _Own:
+        of_class = _Own()
+        setattr(cls, KEY, of_class)
+        _owners.add(cls)
+    kinds = of_class.setdefault(name, OfClass())
+    if programs is None or programs.of_class is not kinds:
+        known = vars(layer).get(KEY)
+        if type(known) is not _Own or any(p.layer is not layer for p in known.values()):
+            known = vars(layer)[KEY] = _Own()
+            _owners.add(layer)
+        programs = known[name] = Programs(layer, kinds)
+    return programs
 
 
 def why(layer: Module, name: str) -> str:
@@ -183,8 +285,8 @@ def why(layer: Module, name: str) -> str:
         layer: the layer.
         name: ``"call"`` of the whole layer, ``"propagate"`` or ``"edge_updater"``.
     """
-    known = layers.get(layer, NONE).get(name)
-    return "" if known is None else known.reason
+    programs = own(layer, name)
+    return "" if programs is None else programs.of_class.reason
 
 
 def overwrites(layer: Module) -> bool:
@@ -192,12 +294,60 @@ def overwrites(layer: Module) -> bool:
     recorder = running_recorder.recorder
     if recorder is not None and recorder.whole:
         return True
-    return is_users(layer) and layers.get(layer, NONE).get("call", _UNKNOWN).overwrites
+    programs = own(layer, "call")
+    return is_users(layer) and (programs is None or programs.overwrites)
 
 
 def is_users(layer: Module) -> bool:
     """Return whether the code of a layer is none of torch, PyG and this package."""
     return not is_library(module_of(type(layer)))
+
+
+def adopt(
+    layer: Module, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], now: tuple[Any, ...]
+) -> bool:
+    """Give a layer a program for a call that it has not made, or not with what it has now.
+
+    It was recorded for another layer of the class, or for this one with equal values; False if
+    there is none.
+    """
+    programs = own(layer, name)
+    if programs is None:
+        of_class = vars(type(layer)).get(KEY)
+        if type(of_class) is not _Own or name not in of_class:
+            return False
+        programs = _made(layer, name)
+    if programs.looked == programs.of_class.version:
+        return False
+    for program in _matching(programs):
+        if program.context == now and program.admit(args, kwargs) is not None:
+            programs.insert(program)
+            programs.overwrites = program.state.overwrites
+            return True
+    return False
+
+
+def _matching(programs: Programs) -> Iterator[LayerProgram]:
+    """Yield the programs of a class, or of the layer alone, whose guards hold for a layer."""
+    for program in programs.programs:
+        if not program.guard.shareable and program.guard.holds():
+            yield program
+    bound = {program.state: program for program in programs.programs}
+    for reads, kinds in [*programs.of_class.programs.items()]:
+        walk = reads.walk([])
+        try:
+            walk.follow("", programs.layer)
+        except NotComparable:
+            continue
+        for program in [*kinds.get(tuple(walk.key), ())]:
+            if not program.guard.shared.holds():
+                continue
+            mine = bound.get(program.state)
+            if mine is None:
+                mine = program.of(program.guard.of(programs.layer, walk))
+            else:
+                mine.guard.take(walk)
+            yield mine
 
 
 def note(formulas: Iterable[str], backends: dict[str, None], row_bytes: int) -> bool:
@@ -238,20 +388,19 @@ def recorded(
     """Make a call and record it, if it can be."""
     if get_eval_frame_callback() is not None:
         return make(layer, *args, **kwargs)  # after a break of its graph Dynamo sees what runs here
-    known = layers.get(layer, NONE).get(name)
-    if known is None:
-        known = layers.setdefault(layer, {})[name] = Programs(changes=settings.changes)
-    if known.changes != settings.changes:
-        known = layers[layer][name] = Programs(changes=settings.changes)
+    known = _made(layer, name)
     start = perf_counter()
     device = next((v.device for v in (*args, *kwargs.values()) if is_edge_index(v)), None)
     state = ModuleState(modules_in(layer), device or torch.device("cpu"))
     made = attempt(known, layer, name, make, args, kwargs)
     if isinstance(made, str):
+        known.looked = known.of_class.version
         return make(layer, *args, **kwargs)
-    if made.program is not None:
+    if made.program is None:
+        known.looked = known.of_class.version
+    else:
         leaves = made.program.signature.leaves(args, kwargs)
-        sizes = made.program.sizes
+        sizes = made.program.state.sizes
         graph = leaves[sizes.graph]
         if graph.size(1) < sizes.fewest and not made.program.writes:  # as it is in later calls
             state.restore()
@@ -286,14 +435,19 @@ def attempt(
         args: of the call.
         kwargs: of the call.
     """
-    if reason := _unrecordable(known, layer, name, args, kwargs):
-        known.reason = known.reason or reason
+    if reason := _unrecordable(layer, name, args, kwargs):
+        known.of_class.reason = known.of_class.reason or reason
         return reason
+    failed = known.of_class.fail
+    kind: Any = None
     try:
         signature = Signature(args, kwargs)
         now = context()
-        same = [p for p in known.programs if p.context == now and p.signature.is_like(signature)]
-        alike = next((program for program in same if program.guard.holds()), None)
+        kind = _structure(layer), signature.key, now
+        if reason := known.of_class.refusal(kind):
+            return reason
+        alike = next((p for p in (*_held(known), *_matching(known))
+                      if p.context == now and p.signature.is_like(signature)), None)  # fmt: skip
         if alike is not None:
             signature = Signature(args, kwargs, alike.signature)
             alike = alike if signature.dynamic or alike.exact else None
@@ -309,27 +463,42 @@ def attempt(
         finally:
             _running.seen, arguments.tensors = before, outer
     except NotComparable as error:
-        known.failures, known.reason = _MOST, str(error)
+        failed(kind, str(error))
         return Attempt(make(layer, *args, **kwargs))
-    known.overwrites = recorder.overwrites or (known.records > 0 and known.overwrites)
-    known.records += 1
+    known.overwrites = recorder.overwrites or (bool(known.programs) and known.overwrites)
     made = Attempt(out, None, seen.text(), "+".join(seen.backends) or "deferred")
     reason = recorder.reason
     if not reason and not seen.formulas:
         reason = "no propagate call that is accelerated"
     if not reason and alike is not None and not alike.agrees(recorder.graph, recorder.constants):
         reason = "what it does depends on sizes"
-    if reason:
-        known.failures, known.reason = known.failures + 1, reason
+    if reason or guard is None:
+        failed(kind, reason)
         return made
+    state = State(settings.changes)
+    state.overwrites = known.overwrites
     program = LayerProgram(
-        recorder.graph, recorder.constants, guard, signature, now,
-        seen.text(), "+".join(seen.backends | backends) or "deferred", recorder.exact,
+        recorder.graph, guard, signature, now, seen.text(),
+        "+".join(seen.backends | backends) or "deferred", recorder.exact, state,
     )  # fmt: skip
-    program.sizes = _sizes_of(layer, program, signature.leaves(args, kwargs), seen)
-    _share(layer, program, signature.leaves(args, kwargs)[program.sizes.graph])
-    known.programs = [program, *(p for p in known.programs if p is not alike)][:_MOST]
+    state.sizes = _sizes_of(layer, program, signature.leaves(args, kwargs), seen)
+    _share(layer, program, signature.leaves(args, kwargs)[state.sizes.graph])
+    known.of_class.add(program, alike)
+    known.insert(program, alike)
     return made._replace(program=program)
+
+
+def _held(known: Programs) -> Iterator[LayerProgram]:
+    """Yield the programs of a layer whose guards hold."""
+    return (program for program in known.programs if program.guard.holds())
+
+
+def _structure(layer: Module) -> tuple[Any, ...]:
+    """Return what layers have in common that probably run the same code."""
+    return tuple([
+        (type(module), *filter(None, map(final, vars(module).values())))
+        for module in modules_in(layer)
+    ])  # fmt: skip
 
 
 def _sizes_of(layer: Module, program: LayerProgram, leaves: list[Tensor], seen: _Seen) -> Sizes:
@@ -355,30 +524,26 @@ def _sizes_of(layer: Module, program: LayerProgram, leaves: list[Tensor], seen: 
 
 def _share(layer: Module, program: LayerProgram, graph: Tensor) -> None:
     """Set the limits of all layers that were recorded on a graph: they will share new ones too."""
-    key = "layers", program.sizes.gradient
-    sharing: weakref.WeakKeyDictionary[Module, weakref.ref[LayerProgram]]
+    key = "layers", program.state.sizes.gradient
+    sharing: weakref.WeakKeyDictionary[Module, State]
     sharing = derived((graph,), key, weakref.WeakKeyDictionary)
-    sharing[layer] = weakref.ref(program)
-    programs = [sharing[other]() for known in sharing.keyrefs() if (other := known()) is not None]
-    for each in [program for program in programs if program is not None]:
-        least, row = each.sizes.limit(len(sharing)), each.sizes.row_new
+    sharing[layer] = program.state
+    for state in [*sharing.values()]:
+        least, row = state.sizes.limit(len(sharing)), state.sizes.row_new
         new = row_of(row.layer, "", "PyG", *size_reasons(-1, least, new=True))
-        each.sizes = each.sizes._replace(fewest_new=least, row_new=new)
+        state.sizes = state.sizes._replace(fewest_new=least, row_new=new)
 
 
 skip_code(recorded.__code__)  # Dynamo begins no graph here
 
 
 def _unrecordable(
-    known: Programs,
     layer: MessagePassing,
     name: str,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> str:
     """Return why a call is not recorded, by what is known before; empty if it is."""
-    if known.failures >= _MOST or known.records >= _RECORDS:
-        return known.reason or "calls of many kinds"
     if get_eval_frame_callback() is not None:
         return "a call that Dynamo runs"
     own = [method for method, value in vars(layer).copy().items() if method in _METHODS

@@ -1,47 +1,118 @@
-"""Which library a code object belongs to, and the names that it reads."""
+"""Whose code a code object is, and what its instructions name.
+
+Code of a program's layer is followed wherever it is written. :data:`PURE` lists the code that is not
+followed: it depends on its arguments alone, or is code of this package.
+"""
 
 import dis
+import sys
 import sysconfig
 from collections.abc import Iterator
+from enum import Enum
 from functools import lru_cache
 from pathlib import Path
 from types import CodeType
-from typing import Any
+from typing import Any, NamedTuple
+
+import torch
+import torch_geometric
 
 __all__ = [
-    "assigned_outside", "codes_of", "is_installed_file", "is_library", "is_library_file",
-    "is_package_file", "module_of", "named_in",
+    "Kind", "Names", "assigned_outside", "codes_of", "is_library", "is_library_file",
+    "is_package_file", "kind_of", "module_of", "named_in", "names_of",
 ]  # fmt: skip
 
 _LIBRARIES = ("torch", "torch_geometric", "pyg_accel", "torch_sparse", "torch_scatter", "pyg_lib")
 _PACKAGE = str(Path(__file__).parents[1])
 _PYTHON = sysconfig.get_path("stdlib")
+_ROOTS = {str(Path(m.__path__[0])) + "/": f"{m.__name__}/" for m in (torch, torch_geometric)}
+# Files and folders whose functions depend on their arguments and on modes that a program compares.
+PURE = (
+    "torch/nn/functional.py", "torch/functional.py", "torch/_tensor.py", "torch/_VF.py",
+    "torch/overrides.py", "torch/_jit_internal.py", "torch/jit/", "torch/compiler/", "torch/onnx/",
+    "torch/nn/modules/module.py", "torch/nn/modules/container.py", "torch/nn/parameter.py",
+    "torch/utils/_contextlib.py", "torch/autograd/grad_mode.py", "torch/autograd/function.py",
+    "torch/amp/", "torch/special/", "torch/linalg/", "torch/_lowrank.py", "torch/_classes.py",
+    "torch/_ops.py", "torch_geometric/utils/", "torch_geometric/typing.py",
+    "torch_geometric/_compile.py", "torch_geometric/_onnx.py", "torch_geometric/backend.py",
+    "torch_geometric/index.py", "torch_geometric/edge_index.py",
+)  # fmt: skip
+_LAYERS = ("torch/nn/modules/", "torch_geometric/nn/")
+# What shows the state of a frame, a function or an object as a whole.
+_REFLECTS = frozenset({
+    "__dict__", "__globals__", "__closure__", "__code__", "__builtins__", "__subclasses__",
+    "__bases__", "__getattribute__", "__slots__", "__reduce__", "__reduce_ex__", "__getstate__",
+    "cell_contents", "f_back", "f_locals", "f_globals", "gi_frame", "tb_frame", "__weakref__",
+})  # fmt: skip
+_ASK = ("getattr", "hasattr")
+# Instructions that may stand between the load of getattr() and its call.
+_SIMPLE = ("LOAD_", "BINARY_", "COMPARE_OP", "PUSH_NULL", "KW_NAMES", "CACHE", "NOP", "UNARY_",
+           "BUILD_", "CONTAINS_OP", "IS_OP", "EXTENDED_ARG", "PRECALL", "CALL")  # fmt: skip
+
+
+class Kind(Enum):
+    """Whose code it is."""
+
+    PURE = "not followed"
+    INSTALLED = "of Python or a library: it acts for its caller"
+    FOLLOWED = "of a layer, a user or another package"
+
+
+class Names(NamedTuple):
+    """What a code object names, with the functions defined in it.
+
+    Attributes:
+        attributes: that it reads by name.
+        globals: that it reads, builtins among them.
+        asked: attributes that may be absent, because the code handles that.
+        imports: modules that it imports, by (name, level).
+        unseen: why reads of it cannot be seen; empty if they can.
+    """
+
+    attributes: frozenset[str]
+    globals: frozenset[str]
+    asked: frozenset[str]
+    imports: frozenset[tuple[str, int]]
+    unseen: str
 
 
 def is_library(name: str | None) -> bool:
-    """Return whether a module is of torch, PyG or this package, whose code is not guarded."""
+    """Return whether a module is of torch, PyG or this package."""
     return bool(name) and str(name).split(".", 1)[0] in _LIBRARIES
 
 
-def module_of(function: Any) -> str:
+def is_library_file(path: str) -> bool:
+    """Return whether a file is of torch, PyG or this package."""
+    if path.startswith("<"):  # methods of named tuples and data classes, functions of overrides
+        return path == "<string>" or path.startswith("<pyg_accel")
+    # PyG renders templates into temporary files.
+    rendered = Path(path).name.startswith("torch_geometric.")
+    return rendered or path.startswith((*_ROOTS, _PACKAGE))
+
+
+def module_of(function: object) -> str:
     """Return the name of the module that a function or class was defined in."""
     return str(getattr(function, "__module__", None) or "")
 
 
 @lru_cache(maxsize=4096)
-def is_installed_file(path: str) -> bool:
-    """Return whether a file is of Python's library or of an installed package."""
-    return path.startswith(("<frozen ", _PYTHON)) or "site-packages" in path
+def kind_of(path: str) -> Kind:
+    """Return whose code a file has."""
+    if is_package_file(path) or path.startswith(("<pyg_accel", "<frozen importlib")):
+        return Kind.PURE
+    for root, name in _ROOTS.items():
+        if path.startswith(root):
+            inside = name + path[len(root) :]
+            if inside.startswith(PURE):
+                return Kind.PURE
+            return Kind.FOLLOWED if inside.startswith(_LAYERS) else Kind.INSTALLED
+    of_python = path.startswith(_PYTHON) and "site-packages" not in path
+    return Kind.INSTALLED if of_python or path.startswith("<") else Kind.FOLLOWED
 
 
-@lru_cache(maxsize=4096)
-def is_library_file(path: str) -> bool:
-    """Return whether a file is of torch, PyG or this package."""
-    if path.startswith("<"):  # methods of named tuples and data classes, functions of overrides
-        return path == "<string>" or path.startswith("<pyg_accel")
-    *folders, name = Path(path).parts
-    # PyG renders templates into temporary files.
-    return name.startswith("torch_geometric.") or any(f in _LIBRARIES for f in folders)
+def is_package_file(path: str) -> bool:
+    """Return whether code is this package's."""
+    return path.startswith(_PACKAGE)
 
 
 def codes_of(code: CodeType) -> Iterator[CodeType]:
@@ -50,11 +121,6 @@ def codes_of(code: CodeType) -> Iterator[CodeType]:
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from codes_of(constant)
-
-
-def is_package_file(path: str) -> bool:
-    """Return whether code is this package's."""
-    return path.startswith(_PACKAGE)
 
 
 @lru_cache(maxsize=4096)
@@ -70,3 +136,63 @@ def assigned_outside(code: CodeType) -> list[str]:
     variables = named_in(code, "STORE_DEREF", "DELETE_DEREF")
     free = [name for name in variables if name in code.co_freevars]
     return [*named_in(code, "STORE_GLOBAL", "DELETE_GLOBAL"), *free]
+
+
+@lru_cache(maxsize=4096)
+def names_of(code: CodeType) -> Names:
+    """Return what a code object names."""
+    attributes, globals_, asked = set[str](), set[str](), set[str]()
+    imports, unseen = set[tuple[str, int]](), ""
+    for part in codes_of(code):
+        handles = False
+        own, steps = set[str](), [*dis.get_instructions(part)]
+        for place, step in enumerate(steps):
+            name = step.opname
+            if name in ("LOAD_GLOBAL", "LOAD_NAME"):
+                globals_.add(step.argval)
+                if step.argval in _ASK:
+                    constant = _constant_name(steps, place)
+                    if constant is None:
+                        unseen = unseen or f"'{code.co_name}' computes the name of an attribute"
+                    else:
+                        asked.add(constant)
+            elif name == "IMPORT_NAME":
+                level = steps[place - 2].argval
+                imports.add((step.argval, level if isinstance(level, int) else 0))
+            elif name in ("PUSH_EXC_INFO", "SETUP_FINALLY"):
+                handles = True
+        own = set(part.co_names)
+        attributes |= own
+        if handles:
+            asked |= own
+        if reflects := _REFLECTS & own:
+            unseen = unseen or f"'{code.co_name}' reads {', '.join(sorted(reflects))}"
+    for name in assigned_outside(code):
+        unseen = f"'{code.co_name}' assigns to '{name}' outside of it"
+    attributes |= asked
+    return Names(*map(frozenset, (attributes, globals_, asked)), frozenset(imports), unseen)
+
+
+def _constant_name(steps: list[dis.Instruction], place: int) -> str | None:
+    """Return the constant name in a call of getattr() that is loaded at a place."""
+    stack: list[dis.Instruction] = []  # what put each value on the stack above the function
+    for step in steps[place + 1 :]:
+        name = step.opname
+        if not name.startswith(_SIMPLE) or name == "CALL_FUNCTION_EX":
+            return None
+        effect = dis.stack_effect(step.opcode, step.arg if step.opcode >= dis.HAVE_ARGUMENT else None)
+        if name.startswith("CALL"):
+            count = (step.arg or 0) + (1 if sys.version_info >= (3, 11) else 0)
+            arguments = [s for s in stack if s.opname != "PUSH_NULL"]
+            if len(arguments) == step.arg and step.arg in (2, 3) and len(stack) <= count:
+                constant = arguments[1]
+                found = constant.argval if constant.opname == "LOAD_CONST" else None
+                return found if isinstance(found, str) else None
+        if effect > 0:
+            stack += [step] * effect
+        elif name not in ("CACHE", "NOP", "EXTENDED_ARG", "KW_NAMES", "PRECALL"):
+            del stack[len(stack) + effect :]
+            if not stack:
+                return None
+            stack[-1] = step
+    return None

@@ -1,346 +1,309 @@
-"""Everything besides arguments that a recorded call depends on, compared by identity.
+"""Everything besides arguments that a recorded call depends on.
 
-A program replaces the code of a layer as long as all that this code reads is unchanged: the
-attributes of the layer and its children, the functions that run, and the names that these read from
-globals and closures. Values are compared by identity, containers and objects by their items. Calls
-that read anything else, such as an object with ``__slots__``, are not recorded.
+A program replaces the code of a layer as long as all that this code reads is unchanged. What it
+reads is found by :class:`~pyg_accel.record.walk.Walk`, first while the code runs, by the names in
+it, and again when it has run. A warm call compares identities, by loops in C; where one differs, the
+layer is walked once more, and the program stays valid if all final values are equal. It then takes
+the tensors that the walk has found. By such a walk a program also serves other layers of a class.
 """
 
-import builtins
-import functools
-import sys
 import types
-from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Collection, Iterable, Mapping
-from enum import Enum
+from collections.abc import Callable, Iterable
+from copy import copy
 from gc import get_referents
 from operator import attrgetter, is_, itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 from torch.nn import Module
 from torch.nn.modules.module import _has_any_global_hook
 
-from pyg_accel.record.code import assigned_outside, codes_of, is_library, is_library_file, module_of
+from pyg_accel.record.code import codes_of
+from pyg_accel.record.walk import NotComparable, Walk
 
-__all__ = ["Guard", "NotComparable"]
+__all__ = ["Guard", "NotComparable", "Reading", "Reads", "unchanged"]
 
-_CONSTANTS = (
-    type(None), bool, int, float, complex, str, bytes, slice, range, Enum, torch.dtype,
-    torch.device, torch.layout, torch.memory_format, torch.Size, type(Ellipsis), type,
-)  # fmt: skip
-_IMMUTABLE = ("typing", "types", "inspect", "re")  # modules of Python whose objects do not change
-_CONTAINERS = (list, tuple, dict, OrderedDict, defaultdict, set, frozenset, deque)
-_BUILTINS = (
-    types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType,
-    types.MethodWrapperType, types.ClassMethodDescriptorType, types.GetSetDescriptorType,
-)  # fmt: skip
+_CALLED = ("forward", "__call__")  # methods of modules that torch calls
 _Getter = Callable[[Any], tuple[Any, ...]]
-_OF_MODULES = frozenset(vars(Module())) - {"training", "_parameters", "_buffers", "_modules"}
-_CALLED = frozenset(("forward", "__call__"))  # methods of modules that torch calls
-_DEPTH = 6  # of nested containers
 
 
-class NotComparable(Exception):
-    """A call reads something that cannot be compared."""
+class Reads(NamedTuple):
+    """What code reads by name.
+
+    Attributes:
+        names: of attributes.
+        asked: those that may be absent.
+        ran: code objects.
+    """
+
+    names: frozenset[str]
+    asked: frozenset[str]
+    ran: frozenset[types.CodeType]
+
+    def walk(self, outer: list[Any] | None = None) -> Walk:
+        """Begin a walk by these names."""
+        return Walk(self.names, self.ran, asked=self.asked, outer=outer)
+
+
+class _Compared(NamedTuple):
+    """What a walk has noted, as loops in C compare it."""
+
+    tables: list[tuple[Any, int, _Getter, list[Any]]]
+    empty: list[Any]
+    filled: list[tuple[Any, int, list[Any]]]
+    spaces: list[tuple[Any, _Getter, list[Any]]]
+    absent: list[tuple[Any, set[str]]]
+    orders: list[tuple[Any, list[str]]]
+    objects: list[Any]
+    types: list[type]
+    classes: list[type]
+    bases: list[tuple[type, ...]]
+    functions: list[types.FunctionType]
+    referents: int
+    get_parts: _Getter
+    parts: tuple[Any, ...]
+    cells: list[types.CellType]
+    contents: list[Any]
+
+    @classmethod
+    def of(cls, walk: Walk) -> "_Compared":
+        """Return what a walk has noted."""
+        tables, lists = [*walk.tables.values()], [*walk.lists.values()]
+        spaces = [(space, noted) for space, noted in walk.spaces.values() if noted]
+        cells = [*walk.cells.values()]
+        return cls(
+            [(table, len(items), _getter(items), [*items.values()]) for table, items in tables if items],
+            [t for t, items in tables if not items] + [c for c, items in lists if not items],
+            [(container, len(items), items) for container, items in lists if items],
+            [(space, _getter(noted), [*noted.values()]) for space, noted in spaces],
+            [entry for entry in walk.absent.values() if entry[1]],
+            [*walk.orders.values()],
+            walk.objects, [*map(type, walk.objects)],
+            walk.classes, [*map(_bases_of, walk.classes)],
+            walk.followed, *_parts_of(walk.followed),
+            [cell for cell, _ in cells], [content for _, content in cells],
+        )  # fmt: skip
+
+
+class Shared:
+    """The part of what code reads that all layers of a class share: classes, modules, functions.
+
+    Args:
+        reads: by name.
+        roots: where it begins.
+    """
+
+    def __init__(self, reads: Reads, roots: list[Any]) -> None:
+        self.reads, self._roots = reads, roots
+        self.walk = self._walked()
+        self.compared = _Compared.of(self.walk)
+
+    def _walked(self) -> Walk:
+        walk = self.reads.walk()
+        for root in self._roots:
+            if isinstance(root, types.FunctionType):
+                walk.follow(root.__name__, root)
+            walk.share(root)
+        return walk
+
+    def holds(self) -> bool:
+        """Return whether all final values are unchanged."""
+        if unchanged(self.compared):
+            return True
+        try:
+            walk = self._walked()
+        except NotComparable:
+            return False
+        if walk.key != self.walk.key or any(map(_is_not, walk.tensors, self.walk.tensors)):
+            return False
+        self.walk, self.compared = walk, _Compared.of(walk)
+        return True
 
 
 class Guard:
-    """Everything that the code of a layer reads; see the module.
+    """What the code of a program reads of one layer, and what all layers share of it.
+
+    Args:
+        layer: the layer.
+        reads: by name.
+        shared: what layers share; None to find it.
+        roots: functions that a call runs first.
+
+    Attributes:
+        key: equal for layers that a program serves.
+        compared: what is compared of the layer.
+        shared: what layers share.
+        shareable: whether other layers may have the same shared part.
+        floats: names of floats.
+        values: constants of the program, as its compiled functions read them.
+
+    Raises:
+        NotComparable: naming what cannot be compared.
+    """
+
+    def __init__(
+        self, layer: Module, reads: Reads, shared: Shared | None, roots: Iterable[Any] = ()
+    ) -> None:
+        outer: list[Any] = [*roots]
+        walk = reads.walk(outer)
+        walk.follow("", layer)
+        self._layer, self._walk, self.key = layer, walk, tuple(walk.key)
+        self.shared = Shared(reads, outer) if shared is None else shared
+        self.shareable = shared is not None or not walk.meets(self.shared.walk)
+        self.compared, self.floats = _Compared.of(walk), walk.floats | self.shared.walk.floats
+        self.values, self._places = types.SimpleNamespace(), dict[str, int]()
+
+    def unchanged_since(self, before: Walk) -> bool:
+        """Return whether all that is compared was the same in an earlier walk."""
+        return all(walk.unchanged_since(before) for walk in (self._walk, self.shared.walk))
+
+    def fill(self, constants: dict[str, Any]) -> None:
+        """Take the constants of a program, and note where tensors of the layer are."""
+        places = {id(tensor): place for place, tensor in enumerate(self._walk.tensors)}
+        others = {id(tensor) for tensor in self.shared.walk.tensors}
+        for name, value in constants.items():
+            if not isinstance(value, Tensor):
+                continue
+            if id(value) in places:
+                self._places[name] = places[id(value)]
+            elif id(value) in others:
+                self.shareable = False
+            else:
+                raise NotComparable("a tensor that no function of torch has made")
+        self.values = types.SimpleNamespace(**constants)
+
+    def check(self, inputs: Iterable[Tensor]) -> None:
+        """Raise if code reads more of the arguments than tensors."""
+        read = {id(t) for walk in (self._walk, self.shared.walk) for t in walk.tensors}
+        for tensor in inputs:
+            if id(tensor) in read:
+                raise NotComparable("an argument that is an attribute of the layer too")
+            if not self.shared.reads.names.isdisjoint(vars(tensor)):
+                raise NotComparable("an attribute of a tensor")
+
+    def of(self, layer: Module, walk: Walk) -> "Guard":
+        """Return the guard of another layer, given a walk of it with the same key."""
+        other = copy(self)
+        other._layer, other.values = layer, types.SimpleNamespace(**vars(self.values))
+        other.take(walk)
+        return other
+
+    def take(self, walk: Walk) -> None:
+        """Compare with another walk of the layer from now on, and read the tensors of that."""
+        self._walk, self.compared, values = walk, _Compared.of(walk), vars(self.values)
+        for name, place in self._places.items():
+            values[name] = walk.tensors[place]
+
+    def holds(self) -> bool:
+        """Return whether all final values are unchanged."""
+        return unchanged(self.compared, self.shared.compared) or self.renew()
+
+    def renew(self) -> bool:
+        """Walk again; return whether all final values are unchanged."""
+        walk = self.shared.reads.walk([])
+        try:
+            walk.follow("", self._layer)
+        except NotComparable:
+            return False
+        if tuple(walk.key) != self.key or not self.shared.holds():
+            return False
+        self.take(walk)
+        return True
+
+
+def unchanged(*parts: _Compared) -> bool:
+    """Return whether nothing that was compared is another object now."""
+    if _has_any_global_hook():
+        return False
+    for (tables, empty, filled, spaces, absent, orders, objects, classes_of, classes, bases,
+         functions, referents, get_parts, function_parts, cells, contents) in parts:  # fmt: skip
+        if any(empty):
+            return False
+        for container, count, items in filled:
+            if len(container) != count or not all(map(is_, container, items)):
+                return False
+        for space, hidden in absent:
+            if not space.keys().isdisjoint(hidden):
+                return False
+        for space, names in orders:
+            if [*space] != names:
+                return False
+        try:
+            for mapping, count, get, values in tables:
+                if len(mapping) != count or not all(map(is_, get(mapping), values)):
+                    return False
+            for mapping, get, values in spaces:
+                if not all(map(is_, get(mapping), values)):
+                    return False
+            if not all(map(is_, map(_content_of, cells), contents)):
+                return False
+        except (KeyError, ValueError):  # a name or the content of a cell was deleted
+            return False
+        now = get_referents(*functions)
+        if not (
+            len(now) == referents
+            and all(map(is_, get_parts(now), function_parts))
+            and all(map(is_, map(type, objects), classes_of))
+            and all(map(is_, map(_bases_of, classes), bases))
+        ):
+            return False
+    return True
+
+
+class Reading:
+    """What the code of a layer reads while it runs.
 
     Args:
         layer: the layer.
         entries: functions that a call runs first, such as the layer's ``forward``.
-
-    Attributes:
-        codes: code objects whose reads are compared.
-        tensors: the tensors among the compared values, by identity.
-        floats: names of floats; "" for one that any code may read.
 
     Raises:
         NotComparable: naming what cannot be compared.
     """
 
     def __init__(self, layer: Module, entries: Iterable[Callable[..., Any]]) -> None:
-        self.codes: set[types.CodeType] = set()
-        self.tensors: dict[int, Tensor] = {}
-        self.floats: set[str] = set()
-        self._containers: dict[int, tuple[Any, tuple[Any, ...]]] = {}
-        self._dicts: dict[int, tuple[Mapping[Any, Any], int, _Getter, list[Any]]] = {}
-        self._names: dict[int, tuple[Mapping[str, Any], dict[str, Any], bool]] = {}
-        self._sizes: dict[int, tuple[Mapping[str, Any], int]] = {}
-        self._cells: dict[int, tuple[types.CellType, Any]] = {}
-        self._functions: dict[int, types.FunctionType] = {}
-        self._modules: dict[int, Module] = {}
-        self._classes: dict[type, Mapping[str, Any]] = {}
-        self._libraries: set[int] = set()  # modules by identity
-        self._pending: list[types.FunctionType] = []
-        self._read = {*_CALLED}  # names
-        self._absent: dict[int, tuple[Mapping[str, Any], set[str]]] = {}
-        for module in layer.modules():
-            self._add_module(module)
-        for function in entries:
-            self._add_value("", function)
-        self._follow()
-        self._settled: tuple[Any, ...] = ()
+        self._layer, self._entries = layer, [*entries]
+        self._walk = Walk()
+        self._walk.name((*_CALLED, *(entry.__name__ for entry in self._entries)))
+        self._walk.follow("", layer)
+        for entry in self._entries:
+            self._walk.follow(entry.__name__, entry)
+        self._ran: set[types.CodeType] = set()
 
-    def settle(self, ran: Collection[types.CodeType]) -> None:
-        """Drop the functions that did not run; called once, after the call was recorded.
+    def is_reached(self, code: types.CodeType) -> bool:
+        """Return whether code belongs to a function that was reached by names."""
+        return code in self._walk.functions
 
-        Raises:
-            NotComparable: if something has changed since, or if unknown code ran.
-        """
-        for code in ran:
-            if code not in self.codes and not is_library_file(code.co_filename):
-                raise NotComparable(f"'{code.co_name}' is not reached by a name or an attribute")
-        functions = [f for f in self._functions.values() if f.__code__ in ran]
-        for function in functions:
-            if not is_library_file(function.__code__.co_filename):
-                for own in (function.__kwdefaults__, vars(function)):
-                    if own:  # may be changed in place, unlike positional defaults
-                        self._add_dict(own, own)
-        read = {n for f in functions for c in codes_of(f.__code__) for n in c.co_names}
-        read |= _CALLED
-        groups = []
-        for mapping, names, always in self._names.values():
-            values = {
-                n: v for n, v in names.items() if (always or n in read) and _counts(n, v, ran)
-            }
-            if values:
-                groups.append((_getter(tuple(values)), mapping, tuple(values.values())))
-        containers = self._containers.values()
-        cells = self._cells.values()
-        self._settled = (
-            tuple(entry for entry in self._dicts.values() if entry[1]),
-            tuple(c for c, items in containers if not items)
-            + tuple(d for d, count, _, _ in self._dicts.values() if not count),
-            tuple((c, len(items), items) for c, items in containers if items),
-            tuple(groups),
-            tuple(self._sizes.values()),
-            tuple(entry for entry in self._absent.values() if entry[1]),
-            functions,
-            *_parts_of(functions),
-            [c for c, _ in cells],
-            [value for _, value in cells],
-        )
-        if not self.holds():
+    def enter(self, code: types.CodeType) -> None:
+        """Note that code runs."""
+        if code not in self._ran:
+            self._ran.add(code)
+            self._walk.enter(code)
+
+    def settle(self) -> Guard:
+        """Return the guard of what has run; called once, after the call was recorded."""
+        before = self._walk
+        inner = {inside for code in before.functions if code in self._ran for inside in codes_of(code)}
+        for code in self._ran - inner:
+            raise NotComparable(f"'{code.co_name}' is not reached by a name or an attribute")
+        reads = Reads(*map(frozenset, (before.names, before.asked, self._ran)))
+        guard = Guard(self._layer, reads, None, self._entries)
+        if not guard.unchanged_since(before):
             raise NotComparable("it changes what it reads: an attribute or a container")
-
-    def holds(self) -> bool:
-        """Return whether nothing has changed."""
-        (dicts, empty, filled, groups, sizes, absent, functions, count_of_parts, get_parts, parts,
-         cells, contents) = self._settled  # fmt: skip
-        if any(empty) or _has_any_global_hook():
-            return False
-        for container, count, items in filled:
-            if len(container) != count or not all(map(is_, container, items)):
-                return False
-        for mapping, count in sizes:
-            if len(mapping) != count:
-                return False
-        for space, hidden in absent:
-            if not space.keys().isdisjoint(hidden):
-                return False
-        try:
-            for mapping, count, get, values in dicts:
-                if len(mapping) != count or not all(map(is_, get(mapping), values)):
-                    return False
-            for get, mapping, values in groups:
-                if not all(map(is_, get(mapping), values)):
-                    return False
-            if not all(map(is_, map(_contents_of, cells), contents)):
-                return False
-        except (KeyError, ValueError):  # a name or the content of a cell was deleted
-            return False
-        now = get_referents(*functions)
-        return len(now) == count_of_parts and all(map(is_, get_parts(now), parts))
-
-    def compares(self, container: Any) -> bool:
-        """Return whether a container is one of the compared values."""
-        return id(container) in self._containers or id(container) in self._dicts
-
-    def reads_of(self, tensor: Tensor) -> bool:
-        """Return whether code may read a Python attribute of a tensor."""
-        return not self._read.isdisjoint(vars(tensor))
-
-    # -- collecting --------------------------------------------------------------------------------
-
-    def _add_module(self, module: Module) -> None:
-        if id(module) in self._modules:
-            return
-        self._modules[id(module)] = module
-        cls = type(module)
-        if cls.__getattr__ is not Module.__getattr__ and not is_library(module_of(cls)):
-            raise NotComparable(f"{cls.__name__} has a '__getattr__' of its own")
-        attributes = vars(module)
-        copied = attributes.copy()  # another thread may run the layer and set its own
-        for name, value in copied.items():
-            self._add_value(f"{cls.__name__}.{name}", value)
-        # Empty dictionaries of hooks are not compared by identity: _add_value() has added them.
-        hooks = {n for n, v in copied.items() if n.endswith(("_hooks", "_always_called")) and not v}
-        compared = {n: v for n, v in copied.items() if n not in _OF_MODULES | hooks}
-        self._add_dict(attributes, compared)
-        self._add_classes(cls)
-
-    def _add_classes(self, cls: type) -> None:
-        for base in cls.__mro__:
-            if base not in (Module, object) and base not in self._classes:
-                self._classes[base] = vars(base)
-                self._sizes[id(base)] = (vars(base), len(vars(base)))
-
-    def _add_dict(self, mapping: dict[Any, Any], items: dict[Any, Any]) -> None:
-        """Compare some items of a dictionary, and its length."""
-        self._dicts[id(mapping)] = (mapping, len(mapping), _getter(tuple(items)), [*items.values()])
-
-    def _follow(self) -> None:
-        """Add all code that is reachable by names and attributes."""
-        followed: set[tuple[type, str]] = set()
-        grows = True
-        while grows:
-            while self._pending:
-                self._add_code(self._pending.pop())
-            grows = False
-            for base in [*self._classes]:
-                for name in self._read & self._classes[base].keys():
-                    if (base, name) not in followed:
-                        followed.add((base, name))
-                        self._add_member(base, name)
-                        grows = True
-
-    def _add_member(self, base: type, name: str) -> None:
-        """Add an attribute of a class of modules."""
-        value = self._note(self._classes[base], name)
-        if isinstance(value, (staticmethod, classmethod)):
-            value = value.__func__
-        if isinstance(value, property):
-            for part in (value.fget, value.fset):
-                self._add_value(name, part)
-        elif isinstance(value, types.FunctionType) or not is_library(module_of(base)):
-            self._add_value(f"{base.__name__}.{name}", value)
-
-    def _note(self, mapping: Mapping[str, Any], name: str, *, always: bool = False) -> Any:
-        """Note a name that code reads, or, with ``always``, may read."""
-        value = mapping[name]
-        self._names.setdefault(id(mapping), (mapping, {}, always))[1][name] = value
-        return value
-
-    def _add_value(self, name: str, value: Any, depth: int = _DEPTH) -> None:
-        if isinstance(value, Tensor):
-            self.tensors[id(value)] = value
-        elif isinstance(value, float):
-            self.floats.update(name.split("."))
-        elif isinstance(value, _CONSTANTS + _BUILTINS):
-            return
-        elif type(value) in _CONTAINERS:
-            self._add_container(name, value, depth)
-        elif isinstance(value, Module):
-            self._add_module(value)
-        elif isinstance(value, types.FunctionType):
-            self._pending.append(value)
-        elif isinstance(value, types.MethodType):
-            self._add_value(name, value.__self__, depth)
-            self._add_value(name, value.__func__, depth)
-        elif isinstance(value, functools.partial):
-            for part in (value.func, value.args, value.keywords):
-                self._add_value(name, part, depth)
-        elif isinstance(value, types.ModuleType) or _is_immutable(type(value)):
-            return
-        elif tuple in type(value).__mro__:
-            self._add_container(name, value, depth)
-        else:
-            self._add_object(name, value, depth)
-
-    def _add_object(self, name: str, value: Any, depth: int) -> None:
-        """Add the attributes of an object of a user's class, and the class."""
-        cls = type(value)
-        getattribute: Any = cls.__getattribute__
-        plain = getattribute is object.__getattribute__ and not hasattr(cls, "__getattr__")
-        if not depth or not plain or not hasattr(value, "__dict__") or _has_slots(cls):
-            raise NotComparable(f"it reads '{name}', an object of {cls.__name__}")
-        if id(vars(value)) in self._dicts:
-            return
-        self._add_dict(vars(value), vars(value))
-        self._add_classes(cls)
-        for part, item in vars(value).copy().items():
-            self._add_value(f"{name}.{part}", item, depth - 1)
-
-    def _add_container(self, name: str, value: Any, depth: int) -> None:
-        if id(value) in self._containers or id(value) in self._dicts:
-            return
-        if not depth:
-            raise NotComparable(f"it reads '{name}', a container of containers")
-        if isinstance(value, dict):
-            items = tuple(value.values())
-            self._add_dict(value, value)
-        else:
-            items = tuple(value)
-            if not isinstance(value, (tuple, frozenset)):
-                self._containers[id(value)] = (value, items)
-        for item in items:
-            self._add_value(name, item, depth - 1)
-
-    def _add_code(self, function: types.FunctionType) -> None:
-        if id(function) in self._functions:
-            return
-        code = function.__code__
-        self._functions[id(function)] = function
-        for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
-            self._add_value(f"{code.co_name}.default", value)
-        if isinstance(wrapped := getattr(function, "__wrapped__", None), types.FunctionType):
-            self._pending.append(wrapped)
-        if is_library_file(code.co_filename) and not _is_layer_code(function):
-            return
-        codes = [*codes_of(code)]
-        self.codes.update(codes)
-        for cell, name in zip(function.__closure__ or (), code.co_freevars, strict=True):
-            self._cells[id(cell)] = (cell, cell.cell_contents)
-            self._add_value(name, cell.cell_contents)
-        for name in assigned_outside(code):
-            raise NotComparable(f"'{code.co_name}' assigns to '{name}' outside of it")
-        names = {name for c in codes for name in c.co_names}
-        self._read |= names
-        space = function.__globals__
-        for name in names & space.keys():
-            self._add_global(name, self._note(space, name), names)
-        hidden = (names - space.keys()) & vars(builtins).keys()
-        self._absent.setdefault(id(space), (space, set()))[1].update(hidden)
-        for name in hidden:
-            self._note(vars(builtins), name)
-
-    def _add_global(self, name: str, value: Any, names: set[str]) -> None:
-        """Add a global, and the attributes that code reads if it is a user's module or class."""
-        if not isinstance(value, (type, types.ModuleType)):
-            self._add_value(name, value)
-        elif _is_of_library(value):
-            self._add_library(value, names)
-        else:
-            if isinstance(value, type) and issubclass(value, (Module, tuple, BaseException)):
-                return
-            attributes = vars(value)
-            for part in names & attributes.keys():
-                self._add_value(f"{name}.{part}", self._note(attributes, part, always=True))
-
-    def _add_library(self, value: Any, names: set[str]) -> None:
-        """Add the attributes that code reads of a library's module: users may replace them."""
-        if not isinstance(value, types.ModuleType) or id(value) in self._libraries:
-            return
-        self._libraries.add(id(value))
-        attributes = vars(value)
-        for name in names & attributes.keys():
-            part = self._note(attributes, name)
-            if isinstance(part, types.ModuleType):
-                self._add_library(part, names)
-            elif isinstance(part, types.FunctionType) and not is_library(module_of(part)):
-                self._add_value(name, part)
+        return guard
 
 
-_contents_of = attrgetter("cell_contents")
+_content_of, _bases_of = attrgetter("cell_contents"), attrgetter("__mro__")
 
 
-def _getter(keys: tuple[Any, ...]) -> _Getter:
+def _is_not(value: Any, other: Any) -> bool:
+    return value is not other
+
+
+def _getter(keys: Iterable[Any]) -> _Getter:
     """Return a function that returns the values at these keys of a dictionary or a list."""
-    return itemgetter(*keys, *keys[:1]) if keys else lambda mapping: ()
+    names = (*keys,)
+    return itemgetter(*names, *names[:1]) if names else lambda mapping: ()
 
 
 def _parts_of(functions: list[types.FunctionType]) -> tuple[int, _Getter, tuple[Any, ...]]:
@@ -349,42 +312,9 @@ def _parts_of(functions: list[types.FunctionType]) -> tuple[int, _Getter, tuple[
     Their attributes are not read: each time Python would call the audit hooks of the process, and
     filelock, which torch imports, has one.
     """
-    found = get_referents(*functions)
+    referents = get_referents(*functions)
     compared = attrgetter("__code__", "__defaults__", "__kwdefaults__")
     wanted = {id(part) for f in functions for part in compared(f) if part is not None}
-    places = tuple([place for place, part in enumerate(found) if id(part) in wanted])
+    places = [place for place, part in enumerate(referents) if id(part) in wanted]
     get = _getter(places)
-    return len(found), get, get(found)
-
-
-def _counts(name: str, value: Any, ran: Collection[types.CodeType]) -> bool:
-    """Whether a name is compared: methods that did not run, and library modules, are not."""
-    if isinstance(value, types.ModuleType):
-        return not is_library(value.__name__)
-    if (
-        isinstance(value, types.FunctionType)
-        and is_library(module_of(value))
-        and name not in _CALLED
-    ):
-        return value.__code__ in ran or hasattr(value, "_pyg_accel")
-    return True
-
-
-def _is_immutable(cls: type) -> bool:
-    """Whether objects of a class of a library are compared by identity only."""
-    return is_library(module_of(cls)) or module_of(cls) in _IMMUTABLE
-
-
-def _has_slots(cls: type) -> bool:
-    return any("__slots__" in vars(base) and vars(base)["__slots__"] for base in cls.__mro__)
-
-
-def _is_of_library(value: Any) -> bool:
-    name = value.__name__ if isinstance(value, types.ModuleType) else module_of(value)
-    top = name.split(".", 1)[0]
-    return is_library(name) or top in sys.stdlib_module_names or top in ("numpy", "scipy")
-
-
-def _is_layer_code(function: types.FunctionType) -> bool:
-    """Whether a function of PyG is code of a layer, whose globals users may replace."""
-    return str(function.__globals__.get("__name__")).startswith("torch_geometric.nn.conv.")
+    return len(referents), get, get(referents)

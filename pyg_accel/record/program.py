@@ -7,8 +7,8 @@ the same modes of torch and settings of this package, as long as its guard holds
 import operator
 from collections.abc import Callable
 from copy import copy
-from dataclasses import dataclass
-from types import SimpleNamespace
+from dataclasses import dataclass, field
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 from pyg_accel.derived import find, keep
 from pyg_accel.record.about import WRITES
 from pyg_accel.record.dims import expect
-from pyg_accel.record.guard import Guard, NotComparable
+from pyg_accel.record.guard import Guard, NotComparable, Reading
 from pyg_accel.record.recorder import Recorder
 from pyg_accel.record.signature import Signature
 from pyg_accel.record.split import DERIVED, STORED, derives_anew, split
@@ -28,14 +28,33 @@ _SIZES = (operator.add, operator.sub, operator.mul, operator.floordiv, operator.
           operator.ne, operator.lt, operator.le, operator.gt, operator.ge, expect)  # fmt: skip
 
 
+class State:
+    """What programs of all layers of a class have in common.
+
+    Attributes:
+        sizes: from which sizes on they are faster than PyG's own path, once that was computed.
+        changes: of settings, when they were recorded.
+        overwrites: whether code of the layer changes in place what its messages read.
+        used: whether one has run.
+        unseen: how many calls in a row had a new graph.
+    """
+
+    sizes: Any = None
+    overwrites = True
+    used = False
+    unseen = 0
+
+    def __init__(self, changes: int) -> None:
+        self.changes = changes
+
+
 @dataclass(eq=False)
 class LayerProgram:
     """A recorded call of a layer, from its arguments to its result.
 
     Attributes:
         graph: the torch functions and operators that it runs, as a :class:`torch.fx.Graph`.
-        constants: parameters, buffers and other values that it reads, by their names in the graph.
-        guard: everything else that it depends on.
+        guard: everything else that it depends on, and the constants.
         signature: the arguments that it takes.
         context: modes of torch and settings, which are compared before it runs.
         formulas: for the report.
@@ -45,62 +64,78 @@ class LayerProgram:
         derives_anew: whether one of them also reads other values, so that it runs in each call.
         writes: whether it changes tensors in place.
         exact: whether it expects sizes of the recorded call.
-        unseen: how many calls in a row had a new graph.
-        sizes: from which sizes on it is faster than PyG's own path, once that was computed.
+        state: shared with the programs of other layers for such calls.
+        constants: parameters, buffers and other values that it reads, by their names in the graph.
     """
 
     graph: torch.fx.Graph
-    constants: dict[str, Any]
     guard: Guard
     signature: Signature
     context: tuple[Any, ...]
     formulas: str = ""
     backends: str = ""
     exact: bool = False
-    unseen: int = 0
-    sizes: Any = None
+    state: State = field(default_factory=lambda: State(0))
 
     def __post_init__(self) -> None:
         """Compile the arguments and the graph."""
-        self.admit = self.signature.compiled()
+        self.admit = self.signature.compiled(self.guard.shared.reads.names)
+        self.constants = vars(self.guard.values)
         self._compile()
+
+    def of(self, guard: Guard) -> "LayerProgram":
+        """Return the program of another layer of the class."""
+        other = copy(self)
+        other.guard, other.constants = guard, vars(guard.values)
+        other._bind()
+        return other
 
     def with_graph(self, graph: torch.fx.Graph, formulas: str) -> "LayerProgram":
         """Return a program for the same calls that computes their results in another way."""
         other = copy(self)
-        other.graph, other.formulas, other.unseen = graph, formulas, 0
+        other.graph, other.formulas, other.state = graph, formulas, State(self.state.changes)
         other._compile()
         return other
 
     def _compile(self) -> None:
-        constants = SimpleNamespace(**self.constants)
         self._parts = split(self.graph)
         self.writes = any(WRITES in node.meta for node in self.graph.nodes)
         self.derives = sum(_remembers(node) for node in self.graph.nodes)
         self.derives_anew = derives_anew(self.graph)
-        if self._parts is None:
-            self._rest = _compiled(self.graph, constants)
-            return
-        self._derive = _compiled(self._parts.derive, constants)
-        self._rest = _compiled(self._parts.rest, constants)
-        values = (self.constants[name] for name in self._parts.constants)
-        self._tensor_constants = tuple(value for value in values if isinstance(value, Tensor))
-        self._sizes_read = _sizes_of(self._parts.sizes) if self._parts.sizes else _nothing
+        graphs = (self.graph,) if self._parts is None else (self._parts.rest, self._parts.derive)
+        self._functions = tuple(map(_compiled, graphs))
+        self._sizes_read = _nothing
+        self._tensor_constants: tuple[str, ...] = ()
+        if self._parts is not None:
+            self._sizes_read = _sizes_of(self._parts.sizes) if self._parts.sizes else _nothing
+            self._tensor_constants = tuple(
+                name for name in self._parts.constants if isinstance(self.constants[name], Tensor)
+            )
+        self._bind()
+
+    def _bind(self) -> None:
+        """Let the compiled functions read the constants of the layer."""
+        self._rest, *derive = (MethodType(f, self.guard.values) for f in self._functions)
+        self._derive = derive[0] if derive else None
 
     def find(self, leaves: tuple[Tensor, ...]) -> Any:
         """Return the stored values derived from the tensors of a call; None if there are none."""
         if self._parts is None:
             return ()
-        owners = *map(leaves.__getitem__, self._parts.owners), *self._tensor_constants, self
-        return find(owners, self._sizes_read(leaves))
+        return find(self._owners(leaves), self._sizes_read(leaves))
 
     def derive(self, leaves: tuple[Tensor, ...]) -> Any:
         """Compute and store the values that :meth:`find` returns."""
-        assert self._parts is not None
+        assert self._derive is not None
         derived = self._derive(*leaves)
-        owners = *map(leaves.__getitem__, self._parts.owners), *self._tensor_constants, self
-        keep(owners, self._sizes_read(leaves), derived)
+        keep(self._owners(leaves), self._sizes_read(leaves), derived)
         return derived
+
+    def _owners(self, leaves: tuple[Tensor, ...]) -> tuple[Any, ...]:
+        """Return what the derived values belong to."""
+        assert self._parts is not None
+        constants = map(self.constants.__getitem__, self._tensor_constants)
+        return *map(leaves.__getitem__, self._parts.owners), *constants, self.state
 
     def finish(self, leaves: tuple[Tensor, ...], derived: Any) -> Any:
         """Run a call, given the tensors among its arguments and the derived values."""
@@ -109,7 +144,7 @@ class LayerProgram:
     def run(self, *leaves: Tensor) -> Any:
         """Run a call, given the tensors among its arguments."""
         derived = self.find(leaves)
-        self.unseen = 0 if derived is not None else self.unseen + 1
+        self.state.unseen = 0 if derived is not None else self.state.unseen + 1
         return self.finish(leaves, self.derive(leaves) if derived is None else derived)
 
     def agrees(self, graph: torch.fx.Graph, constants: dict[str, Any]) -> bool:
@@ -174,12 +209,12 @@ def _same_arguments(value: Any, other: Any, pairs: dict[torch.fx.Node, torch.fx.
     return bool(value == other)
 
 
-def _compiled(graph: torch.fx.Graph, constants: SimpleNamespace) -> Callable[..., Any]:
+def _compiled(graph: torch.fx.Graph) -> FunctionType:
     code = graph.python_code("self")
     names = dict(code.globals)
     exec(code.src, names)
-    bound: Callable[..., Any] = names["forward"].__get__(constants)
-    return bound
+    function: FunctionType = names["forward"]
+    return function
 
 
 def record(
@@ -192,7 +227,7 @@ def record(
     *,
     exact: bool = False,
     whole: bool = False,
-) -> tuple[Any, Recorder, Guard]:
+) -> tuple[Any, Recorder, Guard | None]:
     """Run a call and record it.
 
     Args:
@@ -206,22 +241,27 @@ def record(
         whole: see :class:`~pyg_accel.record.recorder.Recorder`.
 
     Returns:
-        The result, the recorder and the guard.
+        The result, the recorder and the guard; None in place of it if the recorder has a reason.
 
     Raises:
         NotComparable: if the call cannot be recorded; it was not run then.
     """
-    guard = Guard(layer, [getattr(type(layer), name) for name in entries])
-    if any(kind is float for kind, *_ in signature.key):
-        guard.floats.add("")
+    reading = Reading(layer, [getattr(type(layer), name) for name in entries])
     inputs = signature.leaves(args, kwargs)
-    recorder = Recorder(guard, inputs, signature.shapes, exact=exact, whole=whole)
+    recorder = Recorder(reading, inputs, signature.shapes, exact=exact, whole=whole)
     with recorder.watching():
         out = function(layer, *args, **kwargs)
     recorder.finish(out)
-    if not recorder.reason:
-        try:
-            guard.settle(recorder.ran)
-        except NotComparable as error:
-            recorder.stop(str(error))
+    if recorder.reason:
+        return out, recorder, None
+    try:
+        guard = reading.settle()
+        guard.fill(recorder.constants)
+        guard.check(inputs)
+    except NotComparable as error:
+        recorder.stop(str(error))
+        return out, recorder, None
+    guard.shareable &= recorder.is_shareable
+    floats = {"" for kind, *_ in signature.key if kind is float}
+    recorder.check_sizes(guard.floats | floats)
     return out, recorder, guard

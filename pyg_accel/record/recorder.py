@@ -11,7 +11,7 @@ import operator
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
 
@@ -28,7 +28,7 @@ from pyg_accel.record.calls import Calls
 from pyg_accel.record.code import is_package_file
 from pyg_accel.record.dims import Dim
 from pyg_accel.record.edge_tensors import EdgeTensor, asks, changed_in_place, name_of
-from pyg_accel.record.guard import Guard, NotComparable
+from pyg_accel.record.guard import NotComparable, Reading
 from pyg_accel.record.signature import LEAST
 from pyg_accel.record.sizes import Sizes, asks_for_size, rounds
 from pyg_accel.record.split import DERIVED
@@ -100,7 +100,7 @@ class Recorder(TorchFunctionMode):
     """Records one call as a graph.
 
     Args:
-        guard: of the layer.
+        reading: of the layer.
         inputs: the tensors among the arguments, in the order of the placeholders.
         sizes: of these tensors; None for a size that may be any.
         exact: see :class:`Sizes`.
@@ -111,12 +111,13 @@ class Recorder(TorchFunctionMode):
         overwrites: whether features that a message read were changed in place afterwards.
         graph: the recording.
         constants: values that are no arguments, by the name of their node.
-        ran: code objects that ran.
+        is_shareable: whether none of these may belong to the layer, but for tensors.
+        ran: code objects that ran and are followed.
     """
 
     def __init__(
         self,
-        guard: Guard,
+        reading: Reading,
         inputs: Sequence[Tensor],
         sizes: Sequence[tuple[int | None, ...]],
         *,
@@ -127,9 +128,9 @@ class Recorder(TorchFunctionMode):
         self.reason, self.whole, self.overwrites = "", whole, False
         self.graph = fx.Graph()
         self.constants: dict[str, Any] = {}
-        self._calls = Calls(guard, self.stop)
+        self.is_shareable = True
+        self._calls = Calls(reading, self.stop)
         self.ran = self._calls.ran
-        self._guard = guard
         self._values: dict[int, tuple[Any, fx.Node]] = {}
         self._borrowed: list[Tensor] = []
         self._copies: list[tuple[Tensor, Tensor]] = []  # of features that messages read
@@ -138,10 +139,6 @@ class Recorder(TorchFunctionMode):
         self._sizes = Sizes(exact=exact)
         self._modes = _modes()
         for number, tensor in enumerate(inputs):
-            if id(tensor) in guard.tensors:
-                self.stop("an argument that is an attribute of the layer too")
-            if guard.reads_of(tensor):
-                self.stop("an attribute of a tensor")
             node = self.graph.placeholder(f"a{number}")
             node.meta[ABOUT] = About.of(tensor)
             self._values.setdefault(id(tensor), (tensor, node))
@@ -311,6 +308,7 @@ class Recorder(TorchFunctionMode):
             return value
         formula = type(value).__module__ == Operand.__module__
         if isinstance(value, torch.Generator) or (trusted and (callable(value) or formula)):
+            self.is_shareable &= formula or _is_of_no_layer(value)
             return self._constant(value)
         raise NotComparable(f"a function is called with a {type(value).__name__}")
 
@@ -323,11 +321,11 @@ class Recorder(TorchFunctionMode):
         entry = self._values.get(id(value))
         if entry is not None:
             return entry[1]
-        if id(value) in self._guard.tensors:
-            node = self._constant(value)
-            self._values[id(value)] = (value, node)
-            return node
-        raise NotComparable("a tensor that no function of torch has made")
+        if not isinstance(value, Tensor):
+            raise NotComparable(f"a {type(value).__name__} that no function of torch has made")
+        node = self._constant(value)  # an attribute or a global, as the guard will tell
+        self._values[id(value)] = (value, node)
+        return node
 
     def _constant(self, value: Any) -> fx.Node:
         name = f"k{len(self.constants)}"
@@ -345,12 +343,19 @@ class Recorder(TorchFunctionMode):
     def finish(self, out: Any) -> None:
         """Record the result of the call, and release its tensors."""
         self._record_result(out)
-        if self._sizes.read and not self.exact and rounds(self.ran, self._guard.floats):
-            self.stop("what it does depends on sizes")
         self._values.clear()
         self._borrowed.clear()
         self._copies.clear()
         self._sizes.clear()
+
+    def check_sizes(self, floats: Collection[str]) -> None:
+        """Stop if code may depend on sizes in a way that is not recorded.
+
+        Args:
+            floats: names by which it may read floats.
+        """
+        if self._sizes.read and not self.exact and rounds(self.ran, floats):
+            self.stop("what it does depends on sizes")
 
     def _record_result(self, out: Any) -> None:
         if self.reason:
@@ -378,6 +383,13 @@ class Recorder(TorchFunctionMode):
             if any(memory_of(tensor) == memory for tensor in self._borrowed):
                 return self.graph.call_function(torch.clone, (node,))
         return node
+
+
+def _is_of_no_layer(value: Any) -> bool:
+    """Whether a function has nothing but functions in its closure."""
+    if type(value) is not types.FunctionType:
+        return False
+    return all(_is_of_no_layer(cell.cell_contents) for cell in value.__closure__ or ())
 
 
 def _is_fact(function: Any, name: str) -> bool:

@@ -50,10 +50,16 @@ class Signature:
         """Return the tensors among arguments."""
         return tensors_in((args, kwargs))
 
-    def compiled(self) -> Callable[[tuple[Any, ...], dict[str, Any]], tuple[Tensor, ...] | None]:
-        """Return a function that returns the tensors of arguments that fit, and None for others."""
+    def compiled(
+        self, names: frozenset[str]
+    ) -> Callable[[tuple[Any, ...], dict[str, Any]], tuple[Tensor, ...] | None]:
+        """Return a function that returns the tensors of arguments that fit, and None for others.
+
+        Args:
+            names: of attributes that code reads, which tensors must not have of their own.
+        """
         args, kwargs = self._example
-        writer = _Writer(self.shapes)
+        writer = _Writer(self.shapes, names)
         names = writer.unpack("args", args)
         if kwargs:
             writer.names["K"] = kwargs.keys()
@@ -73,9 +79,9 @@ class Signature:
 class _Writer:
     """Generates the code of a function that compares arguments."""
 
-    def __init__(self, shapes: list[tuple[int | None, ...]]) -> None:
+    def __init__(self, shapes: list[tuple[int | None, ...]], names: frozenset[str]) -> None:
         self.lines: list[str] = []
-        self.names: dict[str, Any] = {"strided": torch.strided}
+        self.names: dict[str, Any] = {"strided": torch.strided, "read": names}
         self._shapes = iter(shapes)
         self._tensors: list[tuple[str, Tensor]] = []
         self._count = 0
@@ -116,6 +122,7 @@ class _Writer:
             f"type({name}) is not {kind} or {name}.dtype is not {self._constant(value.dtype)}"
             f" or {name}.requires_grad is not {value.requires_grad} or {name}.layout is not strided"
             f" or {name}.get_device() != {value.get_device()}"
+            f" or ({name}.__dict__ and not read.isdisjoint({name}.__dict__))"
         )
         for other, _ in self._tensors:
             self.need(f"{name} is {other}")

@@ -15,7 +15,7 @@ from pyg_accel.halos import LOOKUPS, Halos
 from pyg_accel.layers import MaxKGCNConv, MaxKGINConv, MaxKSAGEConv
 from pyg_accel.memo import running
 from pyg_accel.patching.api import OverrideHandle
-from pyg_accel.patching.programs import Attempt, Programs, attempt, find
+from pyg_accel.patching.programs import Attempt, OfClass, Programs, attempt, find
 from pyg_accel.patching.reasons import forced, is_active
 from pyg_accel.patching.sampling import in_force, refuse_training
 from pyg_accel.record.about import ABOUT
@@ -27,7 +27,6 @@ from pyg_accel.rewrite.lower import lower
 from pyg_accel.rewrite.nodes import Learning
 from pyg_accel.rewrite.override import RUNNING
 from pyg_accel.rewrite.select import DRIFT, Decision, Options, assumptions_of, make_decision
-from pyg_accel.settings import settings
 
 __all__ = ["RewrittenLayer"]
 
@@ -121,7 +120,7 @@ class RewrittenLayer(torch.nn.Module):
         if rewritten.program is not None:
             # A halo has one size, so ranks do not decide again because of sizes: all of them
             # would have to.
-            fresh = halos is None and rewritten.program.unseen > UNSEEN
+            fresh = halos is None and rewritten.program.state.unseen > UNSEEN
             fits = halos is not None or rewritten.fits(leaves)
             if (static, fresh) != (rewritten.static, rewritten.fresh) or not fits:
                 self._decide(program, leaves, rewritten, halos, static=static, fresh=fresh)
@@ -140,10 +139,10 @@ class RewrittenLayer(torch.nn.Module):
         return out
 
     def _programs(self, owner: Any) -> Programs:
-        """Return the recorded programs of an owner; none after settings have changed."""
+        """Return the recorded programs of an owner."""
         programs = self._recorded.get(owner)
-        if programs is None or programs.changes != settings.changes:
-            programs = self._recorded[owner] = Programs(changes=settings.changes)
+        if programs is None:
+            programs = self._recorded[owner] = Programs(self.conv, OfClass())
         return programs
 
     def _left(self, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -167,7 +166,7 @@ class RewrittenLayer(torch.nn.Module):
         program, reason = recording.program, ""
         rewritten = _Rewritten([])
         if program is None:
-            reason = programs.reason
+            reason = programs.of_class.reason
         else:
             try:
                 rewritten.regions = regions_of(
@@ -215,7 +214,7 @@ class RewrittenLayer(torch.nn.Module):
         )
         before = rewritten.program
         rewritten.program = program.with_graph(graph, text)
-        rewritten.program.unseen = 0 if before is None else before.unseen
+        rewritten.program.state.unseen = 0 if before is None else before.state.unseen
         rewritten.static, rewritten.fresh = static, fresh
         rewritten.sizes = tuple(
             (argument, dim, t.size(dim))

@@ -1,0 +1,389 @@
+"""Follows what code reads: from a layer by attributes, items and names to values that are final.
+
+A walk visits an object if code that ran names it, and notes what a guard compares: the items of
+dictionaries and containers, names of classes and modules, contents of closures, classes of objects.
+It raises :class:`NotComparable` where reads cannot be followed.
+"""
+
+import builtins
+import importlib.util
+import sys
+import types
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import partial
+from operator import is_
+from typing import Any, NoReturn
+
+from torch import Tensor, strided
+from torch.nn import Module, Parameter, ParameterDict, ParameterList
+
+from pyg_accel.record.code import Kind, kind_of, names_of
+from pyg_accel.record.finals import BUILTIN_FUNCTIONS, BUILTIN_TYPES, final, is_pure
+
+__all__ = ["ORIGINAL", "NotComparable", "Walk"]
+
+ORIGINAL = "__original_fn"  # attribute of a function that a hook stands in for
+_ALL = ("_parameters", "_buffers", "_modules")  # of modules: torch's code reads every item
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_SEQUENCES = (list, set, deque)
+_TABLES = (dict, OrderedDict, defaultdict)
+_BODY = object.__basicsize__ + 16  # bytes of an object with a dictionary and weak references
+
+
+class NotComparable(Exception):
+    """A call reads something that cannot be compared."""
+
+
+class Walk:
+    """What code reads from some roots on.
+
+    Args:
+        names: of attributes that code reads.
+        ran: code objects that ran; None while code runs, when any may.
+        outer: gets the classes, modules and functions whose names all layers of a class share,
+            instead of following them.
+
+    Attributes:
+        names: of attributes that code reads.
+        asked: those that may be absent.
+        key: what two walks have in common that read the same, up to the values of tensors.
+        tensors: those that were reached, in order.
+        floats: names of floats.
+        functions: those that were reached, by their code.
+        followed: functions that ran, of those.
+        tables: attributes of objects, and copies of them.
+        lists: containers, or views of dictionaries, and their items in order.
+        spaces: names of classes, modules and globals, and the values that they had.
+        absent: names that modules and globals do not have.
+        orders: all names of classes.
+        cells: of closures, and their contents.
+        objects: those whose class is compared.
+        classes: those whose bases are compared.
+    """
+
+    def __init__(
+        self,
+        names: Iterable[str] = (),
+        ran: Collection[types.CodeType] | None = None,
+        *,
+        asked: Collection[str] = (),
+        outer: list[Any] | None = None,
+    ) -> None:
+        self.key: list[Any] = []
+        self.tensors: list[Tensor] = []
+        self.floats: set[str] = set()
+        self.functions: dict[types.CodeType, list[types.FunctionType]] = {}
+        self.followed: list[types.FunctionType] = []
+        self.tables: dict[int, tuple[Mapping[Any, Any], dict[Any, Any]]] = {}
+        self.lists: dict[Any, tuple[Any, list[Any]]] = {}
+        self.spaces: dict[int, tuple[Mapping[str, Any], dict[str, Any]]] = {}
+        self.absent: dict[int, tuple[Mapping[str, Any], set[str]]] = {}
+        self.orders: dict[int, tuple[Mapping[str, Any], list[str]]] = {}
+        self.cells: dict[int, tuple[types.CellType, Any]] = {}
+        self.objects: list[Any] = []
+        self.classes: list[type] = []
+        self.names, self.asked, self._ran = set(names), set(asked), ran
+        self._entered: set[types.CodeType] = set()
+        self._outer = outer
+        self._seen: dict[int, int] = {}
+        self._bases: set[type] = set()
+        self._held: list[Any] = []  # so that no identity is used twice
+        self._open: list[tuple[Mapping[str, Any], Callable[[str], None]]] = []
+
+    # -- while code runs ---------------------------------------------------------------------------
+
+    def enter(self, code: types.CodeType) -> None:
+        """Follow what code names, from now on."""
+        if code in self._entered:
+            return
+        self._entered.add(code)
+        names = names_of(code)
+        if names.unseen:
+            raise NotComparable(names.unseen)
+        self.name(names.attributes)
+        self.asked |= names.asked
+        for function in self.functions.get(code, []):
+            self._enter_function(function)
+
+    def name(self, names: Iterable[str]) -> None:
+        """Follow more names of attributes."""
+        new = set(names) - self.names
+        self.names |= new
+        for space, follow in [*self._open]:
+            for name in new & space.keys():
+                follow(name)
+
+    def meets(self, other: "Walk") -> bool:
+        """Return whether two walks have reached the same module, object, list or tensor."""
+        objects = {id(o) for o in self.objects if type(o) is not types.FunctionType}
+        return (
+            any(id(o) in objects for o in other.objects)
+            or not self.lists.keys().isdisjoint(other.lists)
+        )
+
+    def unchanged_since(self, before: "Walk") -> bool:
+        """Return whether all that this walk noted was noted, and the same, by an earlier one."""
+        for number, (_, items) in self.tables.items():
+            if len(items) != len(before.tables.get(number, (None, {}))[1]):
+                return False
+        for number, (_, items) in (*self.tables.items(), *self.spaces.items()):
+            then = before.spaces if number in before.spaces else before.tables
+            noted = then.get(number, (None, {}))[1]
+            if any(noted.get(name, noted) is not value for name, value in items.items()):
+                return False
+        for number, (_, values) in self.lists.items():
+            earlier = before.lists.get(number, (None, [number]))[1]
+            if len(earlier) != len(values) or not all(map(is_, earlier, values)):
+                return False
+        return all(
+            before.cells.get(number, (None, before))[1] is content
+            for number, (_, content) in self.cells.items()
+        )
+
+    # -- values ------------------------------------------------------------------------------------
+
+    def follow(self, name: str, value: Any) -> None:
+        """Follow a value that code reads by a name."""
+        if (constant := final(value)) is not None:
+            self.key.append(constant)
+            if constant[0] is float:
+                self.floats.add(name)
+            return
+        number = self._seen.get(id(value))
+        if number is not None:
+            self.key.append(number)
+            return
+        self._seen[id(value)] = len(self._seen)
+        self._held.append(value)
+        cls: Any = type(value)
+        if issubclass(cls, Tensor):
+            self._tensor(name, value)
+        elif issubclass(cls, Module):
+            self._module(name, value)
+        elif cls in _TABLES or cls in _SEQUENCES or cls in (tuple, frozenset):
+            self._container(name, value)
+        elif cls is types.FunctionType:
+            self._function(value)
+        elif cls is types.MethodType:
+            self.key.append("method")
+            self.follow(name, value.__self__)
+            self.follow(name, value.__func__)
+        elif cls is partial:
+            self.key.append("partial")
+            for part in (value.func, value.args, value.keywords):
+                self.follow(name, part)
+        elif cls is property:
+            for part in (value.fget, value.fset):
+                self.follow(name, part)
+        elif cls in (staticmethod, classmethod):
+            self.follow(name, value.__func__)
+        elif issubclass(cls, BUILTIN_FUNCTIONS):
+            self._builtin(name, value)
+        elif issubclass(cls, type) or cls is types.ModuleType:
+            self.key.append(value)
+            self._share(value)
+        elif issubclass(cls, tuple) and cls.__basicsize__ == tuple.__basicsize__:
+            self.key.append(cls)
+            for item in tuple(value):
+                self.follow(name, item)
+            self._share(cls)
+        else:
+            self._object(name, value)
+
+    def share(self, value: Any) -> None:
+        """Follow a class, a module or a function that another walk has left out."""
+        if isinstance(value, types.FunctionType):
+            self._globals(value)
+        elif isinstance(value, types.ModuleType):
+            self._missing(vars(value), self.asked - vars(value).keys())
+            self._namespace(value, vars(value), set())
+        else:
+            self._class(value)
+
+    def _share(self, value: Any) -> None:
+        if self._outer is None:
+            self.share(value)
+        else:
+            self._outer.append(value)
+
+    def _tensor(self, name: str, value: Tensor) -> None:
+        if type(value) not in (Tensor, Parameter):
+            raise NotComparable(f"it reads '{name}', a tensor of {type(value).__name__}")
+        if self._ran is not None:  # else a recording would see what is read of the tensor
+            strides = value.stride() if value.layout is strided else ()
+            self.key.append((type(value), value.dtype, value.device, value.requires_grad,
+                             value.shape, strides))  # fmt: skip
+        self.tensors.append(value)
+        self._attributes(name, value)
+
+    def _module(self, name: str, value: Module) -> None:
+        cls = type(value)
+        if cls.__getattr__ is not Module.__getattr__:
+            raise NotComparable(f"{cls.__name__} has a '__getattr__' of its own")
+        self.key.append(cls)
+        attributes = vars(value)
+        for table in _HOOKS:
+            if attributes.get(table):
+                raise NotComparable(f"hooks of {cls.__name__}")
+            self.lists[id(attributes[table])] = attributes[table], []
+        self._attributes(cls.__name__, value, every=issubclass(cls, (ParameterList, ParameterDict)))
+        for table in _ALL:
+            self._items(cls.__name__, attributes[table])
+        self._share(cls)
+
+    def _object(self, name: str, value: Any) -> None:
+        """Follow an object whose state is all in its attributes."""
+        cls: Any = type(value)
+        reads = cls.__getattribute__, getattr(cls, "__getattr__", None)
+        if reads != (object.__getattribute__, None) or not _is_plain(cls):
+            raise NotComparable(f"it reads '{name}', an object of {cls.__name__}")
+        self.key.append(cls)
+        self._attributes(name, value, every=issubclass(cls, types.SimpleNamespace))
+        self._share(cls)
+
+    def _attributes(self, name: str, value: Any, *, every: bool = False) -> None:
+        """Compare all attributes of an object, and follow those that code names."""
+        attributes = vars(value)
+        self.objects.append(value)
+        self.tables[id(attributes)] = attributes, dict(attributes)
+
+        def follow(part: str) -> None:
+            self.key.append(part)
+            self.follow(f"{name}.{part}", attributes[part])
+
+        for part in [*attributes] if every else [n for n in attributes if n in self.names]:
+            if part not in _ALL and part not in _HOOKS:
+                follow(part)
+        self._open.append((attributes, follow))
+
+    def _container(self, name: str, value: Any) -> None:
+        self.key.append(type(value))
+        if isinstance(value, dict):
+            return self._items(name, value)
+        items = list(value)
+        self.key.append(len(items))
+        if not isinstance(value, (tuple, frozenset)):
+            self.lists[id(value)] = value, items
+        for item in items:
+            self.follow(name, item)
+
+    def _items(self, name: str, table: Any) -> None:
+        """Follow the keys and the items of a dictionary, whose order counts too."""
+        self.lists[id(table)] = table, [*table]
+        self.lists["values", id(table)] = table.values(), [*table.values()]
+        self._held.append(table)
+        self.key.append(len(table))
+        if type(table) is defaultdict:
+            self.follow(name, table.default_factory)
+        for part, item in [*table.items()]:
+            self.follow(name, part)
+            self.follow(f"{name}.{part}" if isinstance(part, str) else name, item)
+
+    # -- code --------------------------------------------------------------------------------------
+
+    def _function(self, function: types.FunctionType) -> None:
+        code = function.__code__
+        self.key.append(code)
+        self.functions.setdefault(code, []).append(function)
+        original = vars(function).get(ORIGINAL)
+        if original is not None:
+            self.follow(code.co_name, original)
+        if kind_of(code.co_filename) is Kind.PURE:  # a decorator of torch has the user's function
+            for cell in function.__closure__ or ():
+                if isinstance(content := cell.cell_contents, types.FunctionType):
+                    self._cell(code.co_name, cell, content)
+        elif code in (self._entered if self._ran is None else self._ran):
+            self._enter_function(function)
+
+    def _enter_function(self, function: types.FunctionType) -> None:
+        """Follow what a function reads when it runs."""
+        code, name = function.__code__, function.__name__
+        self.followed.append(function)
+        self.follow(f"{name}.default", function.__defaults__)
+        if function.__kwdefaults__:
+            self._container(name, function.__kwdefaults__)
+        self._attributes(name, function)
+        for cell, variable in zip(function.__closure__ or (), code.co_freevars, strict=True):
+            try:
+                content = cell.cell_contents
+            except ValueError:
+                raise NotComparable(f"'{variable}' has no value") from None
+            self._cell(variable, cell, content)
+        self.key.append(id(function.__globals__))
+        self._held.append(function.__globals__)
+        self._share(function)
+
+    def _cell(self, name: str, cell: types.CellType, content: Any) -> None:
+        self.cells[id(cell)] = cell, content
+        self.follow(name, content)
+
+    def _builtin(self, name: str, value: Any) -> None:
+        self.key.append((types.BuiltinFunctionType, id(value)))
+        if not isinstance(value, types.BuiltinFunctionType):
+            return
+        renamed = value in (getattr, hasattr) and value.__name__ != name
+        if renamed or not is_pure(value):
+            raise NotComparable(f"it reads '{name}', the function {value.__name__} of C")
+
+    # -- names -------------------------------------------------------------------------------------
+
+    def _globals(self, function: types.FunctionType) -> None:
+        """Follow the globals and the imports that the code of a function names."""
+        space, names = function.__globals__, names_of(function.__code__)
+        for name in sorted(names.globals):
+            if name in space:
+                self._note(name, space, space, name)
+            elif name in vars(builtins):
+                self._note(name, builtins, vars(builtins), name)
+                self._missing(space, {name})
+        for name, level in sorted(names.imports):
+            package = str(space.get("__package__"))
+            full = importlib.util.resolve_name("." * level + name, package) if level else name
+            for part in sorted({full, full.split(".", 1)[0]}):
+                if part not in sys.modules:
+                    raise NotComparable(f"it imports {part}")
+                self._note(part, sys, sys.modules, part)
+
+    def _missing(self, space: Mapping[str, Any], names: set[str]) -> None:
+        self.absent.setdefault(id(space), (space, set()))[1].update(names)
+
+    def _class(self, cls: Any) -> None:
+        """Follow the attributes of a class that code names."""
+        for base in cls.__mro__:
+            if base in BUILTIN_TYPES or base in self._bases or issubclass(base, BaseException):
+                continue
+            self._bases.add(base)
+            space = vars(base)
+            if isinstance(space.get("__new__"), types.BuiltinFunctionType):
+                raise NotComparable(f"it reads the class {base.__name__}, which is written in C")
+            self.classes.append(base)
+            self.orders[id(base)] = space, [*space]
+            # Python calls methods with such names without naming them.
+            self._namespace(base, space, {n for n, v in space.items() if n.startswith("__")
+                            and isinstance(v, (types.FunctionType, classmethod, staticmethod))})  # fmt: skip
+            if type(base) is not type:
+                self._class(type(base))
+
+    def _namespace(self, owner: Any, space: Mapping[str, Any], implied: set[str]) -> None:
+        def follow(name: str) -> None:
+            self._note(f"{owner.__name__}.{name}", owner, space, name)
+
+        for name in [n for n in space if n in self.names or n in implied]:
+            follow(name)
+        self._open.append((space, follow))
+
+    def _note(self, label: str, owner: Any, space: Mapping[str, Any], name: str) -> None:
+        """Note the value that a name has, and follow it."""
+        self._held.append(owner)
+        noted = self.spaces.setdefault(id(owner), (space, {}))[1]
+        if name not in noted:
+            noted[name] = value = space[name]
+            self.key.append(name)
+            self.follow(label, value)
+
+
+def _is_plain(cls: Any) -> bool:
+    """Whether objects of a class have no state beside their attributes."""
+    slots = any(vars(base).get("__slots__") for base in cls.__mro__)
+    return cls.__dictoffset__ != 0 and not slots and cls.__basicsize__ <= _BODY
