@@ -27,7 +27,7 @@ from pyg_accel.module_state import ModuleState, modules_in
 from pyg_accel.ops.plan import arguments
 from pyg_accel.patching import programs
 from pyg_accel.patching.context import context
-from pyg_accel.patching.reasons import forced
+from pyg_accel.patching.reasons import forced, is_active, switches
 from pyg_accel.patching.running import Unrecognised, running
 from pyg_accel.patching.sampling import in_force
 from pyg_accel.patching.size import Work, fewest_edges, size_reasons
@@ -90,7 +90,12 @@ def by_program(
     while True:
         known = vars(layer).get(programs.KEY)
         known = None if known is None else known.get(name)
-        for program in () if known is None or known.layer is not layer else known.programs:
+        usable = known is not None and known.layer is layer
+        if usable and known.switched != switches.changes:
+            if not is_active(layer):
+                return NOTHING
+            known.switched = switches.changes
+        for program in known.programs if usable else ():
             leaves, state = program.admit(args, kwargs), program.state
             if leaves is None:
                 continue

@@ -27,7 +27,7 @@ from pyg_accel.backends.dispatch import record_choices
 from pyg_accel.cache import saved_tensors_are_hooked
 from pyg_accel.call_report import Row, row_of
 from pyg_accel.call_report import record as count
-from pyg_accel.derived import Seen, derived
+from pyg_accel.derived import Seen
 from pyg_accel.hooks import hook_reasons, hooks_in
 from pyg_accel.matrices import is_edge_index
 from pyg_accel.memo import tensors_in
@@ -59,6 +59,7 @@ __all__ = [
 _MOST = 8  # programs of one layer
 _OF_CLASS = 64  # programs of a class
 _FAILURES = 16  # kinds of calls of a class whose record came to nothing
+_TRIES = 2  # of a kind of call
 _WASTED = 32  # programs of a class, one after the other, that were never used
 KEY = "_pyg_accel_programs"  # attribute of layers, and of classes
 # The methods that a call begins with.
@@ -82,7 +83,6 @@ class Sizes(NamedTuple):
         row_few: the same for calls on fewer edges.
         row_new: the same for calls on a new graph of fewer.
         seen: graphs of fewer edges than that.
-        limit: of the number of layers that share a new graph, returns ``fewest_new``.
     """
 
     graph: int
@@ -93,7 +93,6 @@ class Sizes(NamedTuple):
     row_few: Row
     row_new: Row
     seen: Seen
-    limit: Callable[[int], int]
 
 
 class OfClass:
@@ -101,14 +100,14 @@ class OfClass:
 
     Attributes:
         programs: by what code reads and by what it read of the layer, the latest first.
-        failures: why records came to nothing, by kinds of calls.
+        failures: why records came to nothing, and how often, by kinds of calls.
         reason: why the last of them did.
         version: changes whenever there is a new program.
     """
 
     def __init__(self) -> None:
         self.programs: dict[Reads, dict[Any, list[LayerProgram]]] = {}
-        self.failures: dict[Any, str] = {}
+        self.failures: dict[Any, tuple[str, int]] = {}
         self.reason = ""
         self.version = 0
         self._recent: OrderedDict[State, tuple[Reads, Any]] = OrderedDict()
@@ -124,7 +123,9 @@ class OfClass:
         place = program.guard.shared.reads, program.guard.key
         if instead is not None:
             self._drop(instead.state)
-        self.programs.setdefault(place[0], {}).setdefault(place[1], []).insert(0, program)
+        self.programs.setdefault(place[0], {}).setdefault(place[1], []).insert(
+            0, program.of(program.guard.detached())
+        )
         self._recent[program.state] = place
         while len(self._recent) > _OF_CLASS:
             self._drop(next(iter(self._recent)))
@@ -136,14 +137,16 @@ class OfClass:
         if left:
             kinds[key] = left
 
-    def fail(self, kind: Any, reason: str) -> None:
-        """Note that a record came to nothing."""
-        self.failures[kind] = self.reason = reason
+    def fail(self, kind: Any, reason: str, *, again: bool = False) -> None:
+        """Note that a record came to nothing; one that may succeed later is tried once more."""
+        tries = 1 if again and kind not in self.failures else _TRIES
+        self.reason, self.failures[kind] = reason, (reason, tries)
 
     def refusal(self, kind: Any) -> str:
         """Return why a kind of call is not recorded; empty if it is."""
-        if kind in self.failures:
-            return self.failures[kind]
+        reason, tries = self.failures.get(kind, ("", 0))
+        if tries >= _TRIES:
+            return reason
         if len(self.failures) >= _FAILURES:
             return self.reason
         wasted = len(self._wasted) >= _WASTED and not any(state.used for state in self._wasted)
@@ -162,19 +165,20 @@ class Programs:
         overwrites: code of the layer may change what its messages read in place afterwards; so it
             is until a record of a whole call has shown that it does not.
         looked: version of the class when none of its programs served, and none could be recorded.
+        switched: changes of patch() at which the layer was accelerated.
     """
 
-    __slots__ = ("layer", "looked", "of_class", "overwrites", "programs")
+    __slots__ = ("layer", "looked", "of_class", "overwrites", "programs", "switched")
 
     def __init__(self, layer: Module, of_class: OfClass) -> None:
         self.layer, self.of_class = layer, of_class
         self.programs: list[LayerProgram] = []
-        self.overwrites, self.looked = True, -1
+        self.overwrites, self.looked, self.switched = True, -1, -1
 
     def give_up(self, reason: str) -> None:
         """Drop all programs, and record no other call."""
         self.programs, self.of_class = [], OfClass()
-        self.of_class.failures = dict.fromkeys(range(_FAILURES), reason)
+        self.of_class.failures = dict.fromkeys(range(_FAILURES), (reason, _TRIES))
         self.of_class.reason = reason
 
     def insert(self, program: LayerProgram, instead: LayerProgram | None = None) -> None:
@@ -473,7 +477,7 @@ def attempt(
     if not reason and alike is not None and not alike.agrees(recorder.graph, recorder.constants):
         reason = "what it does depends on sizes"
     if reason or guard is None:
-        failed(kind, reason)
+        failed(kind, reason, again=recorder.may_change)
         return made
     state = State(settings.changes)
     state.overwrites = known.overwrites
@@ -482,7 +486,6 @@ def attempt(
         "+".join(seen.backends | backends) or "deferred", recorder.exact, state,
     )  # fmt: skip
     state.sizes = _sizes_of(layer, program, signature.leaves(args, kwargs), seen)
-    _share(layer, program, signature.leaves(args, kwargs)[state.sizes.graph])
     known.of_class.add(program, alike)
     known.insert(program, alike)
     return made._replace(program=program)
@@ -506,32 +509,18 @@ def _sizes_of(layer: Module, program: LayerProgram, leaves: list[Tensor], seen: 
     place = next(i for i, leaf in enumerate(leaves) if is_edge_index(leaf))
     name, device = type(layer).__name__, leaves[place].device.type
     work = work_of(seen.outer(), program.derives)
-    gradient, any_size = torch.is_grad_enabled(), in_force() is not None  # as samples are of
-
-    def limit(layers: int, new: bool = True) -> int:
-        if any_size:
-            return 0
-        return fewest_edges(device, work, seen.row_bytes, new=new, gradient=gradient, layers=layers)
-
-    fewest = limit(1, new=program.derives_anew), limit(1)
+    gradient, fewest = torch.is_grad_enabled(), [0, 0]  # any size, as samples are of
+    if in_force() is None:
+        fewest = [
+            fewest_edges(device, work, seen.row_bytes, new=new, gradient=gradient)
+            for new in (program.derives_anew, True)
+        ]
     row = row_of(name, program.formulas, program.backends, "")
     few, new = (
         row_of(name, "", "PyG", *size_reasons(-1, least, new=new))
         for least, new in zip(fewest, (False, True), strict=True)
     )
-    return Sizes(place, gradient, *fewest, row, few, new, Seen(), limit)
-
-
-def _share(layer: Module, program: LayerProgram, graph: Tensor) -> None:
-    """Set the limits of all layers that were recorded on a graph: they will share new ones too."""
-    key = "layers", program.state.sizes.gradient
-    sharing: weakref.WeakKeyDictionary[Module, State]
-    sharing = derived((graph,), key, weakref.WeakKeyDictionary)
-    sharing[layer] = program.state
-    for state in [*sharing.values()]:
-        least, row = state.sizes.limit(len(sharing)), state.sizes.row_new
-        new = row_of(row.layer, "", "PyG", *size_reasons(-1, least, new=True))
-        state.sizes = state.sizes._replace(fewest_new=least, row_new=new)
+    return Sizes(place, gradient, *fewest, row, few, new, Seen())
 
 
 skip_code(recorded.__code__)  # Dynamo begins no graph here

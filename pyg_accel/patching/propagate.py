@@ -145,7 +145,7 @@ def _accelerated(call: gate.Call) -> tuple[Any, list[str]]:
         if reason.permanent:
             found[_key_of(call)] = str(reason)
         if running_recorder.recorder is not None:
-            running_recorder.recorder.stop(str(reason))
+            running_recorder.recorder.stop(str(reason), may_change=not reason.permanent)
         raise
     found[_key_of(call)] = work_of(trace.formulas, traced=True)
     return out, trace.formulas

@@ -45,6 +45,7 @@ __all__ = [
     "row_bytes",
     "subclass_reasons",
     "switch",
+    "switches",
     "takes_part",
     "torch_records",
     "transform_reasons",
@@ -57,8 +58,19 @@ class _Forced(threading.local):
     on: bool = False
 
 
-# How many calls of patch() are in force: without a model, with one, and with one by its instances.
-_switched_on, _models = 0, 0
+class Switches:
+    """How many calls of patch() are in force.
+
+    Attributes:
+        everywhere: those without a model.
+        models: those with one.
+        changes: how often one has begun or ended.
+    """
+
+    everywhere = models = changes = 0
+
+
+switches = Switches()
 marked: "weakref.WeakKeyDictionary[torch.nn.Module, int]" = weakref.WeakKeyDictionary()
 forced = _Forced()
 RECORDED = "torch records the calls that are made"
@@ -75,11 +87,11 @@ _METHODS = frozenset({
 
 def switch(modules: Sequence[torch.nn.Module] | None, by: int) -> None:
     """Count a patch() of some instances, or of all layers, that begins (1) or ends (-1)."""
-    global _switched_on, _models
+    switches.changes += 1
     if modules is None:
-        _switched_on += by
+        switches.everywhere += by
         return
-    _models += by
+    switches.models += by
     for module in modules:
         count = marked.get(module, 0) + by
         if count > 0:
@@ -90,10 +102,10 @@ def switch(modules: Sequence[torch.nn.Module] | None, by: int) -> None:
 
 def is_active(module: torch.nn.Module | None = None) -> bool:
     """Return whether calls are accelerated: all of them, or those of this instance."""
-    if _switched_on > 0 or forced.on:
+    if switches.everywhere > 0 or forced.on:
         return True
     # Dynamo reads numbers, and of torch 2.11 no weak dictionaries.
-    return _models > 0 and module is not None and module in marked
+    return switches.models > 0 and module is not None and module in marked
 
 
 def torch_records() -> bool:

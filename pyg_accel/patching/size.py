@@ -53,6 +53,7 @@ _GRAPH = 6  # the CSR form of a small graph, which is built and remembered
 _TRANSPOSE = 13  # its transpose, and what else the gradient needs of it
 _BOUND = 2  # the kernels of a layer, and those of its gradient, on a new graph
 _DERIVED = 6  # gcn_norm, or another function of a graph, that a program runs once a graph
+_SHARE = 0.5  # of what is done once a graph is a layer's: most models have two or more
 _TRACE = 60  # a call that is traced because it has no program
 HOOK = 12  # a call of a function that was replaced, without a program
 # Functions of torch in PyG's softmax, in its normalisations of a graph, and where attention
@@ -118,14 +119,14 @@ def work_of(formulas: Iterable[str], derived: int = 0, *, traced: bool = False) 
 
 @lru_cache(maxsize=4096)
 def _fewest(
-    costs: Costs, work: Work, row_bytes: int, layers: int, gradient: bool, compiled: bool,
+    costs: Costs, work: Work, row_bytes: int, new: bool, gradient: bool, compiled: bool,
     ahead: bool,
 ) -> int:  # fmt: skip
     passes, stock = 2 if gradient else 1, work.functions * (1 + _BACKWARD * gradient)
     functions: float = _CALL - _DECLINED + (_GENERATED + _GRADIENT * gradient) * work.generated
     functions += work.overhead - stock
-    share = 1 / layers if layers else 0.0  # of what is done once a graph
-    if layers:
+    share = _SHARE if new else 0.0
+    if new:
         functions += _BOUND * passes
         functions += (_GRAPH + _TRANSPOSE * gradient + _DERIVED * work.derived) * share
     if functions <= 0:
@@ -145,7 +146,6 @@ def fewest_edges(
     new: bool,
     gradient: bool,
     compiled: bool = False,
-    layers: int = 1,
 ) -> int:
     """Return the number of edges from which on a call is faster than PyG's own path.
 
@@ -156,14 +156,12 @@ def fewest_edges(
         new: the graph was not seen before.
         gradient: a gradient is recorded.
         compiled: PyG's own path would be compiled.
-        layers: that share a new graph.
     """
     found = None if settings.always else costs(device)
-    layers = layers if new else 0
     if found is None:
         return 0
     ahead = device != "cpu" and not compiled
-    return _fewest(found, work, row_bytes, layers, gradient, compiled, ahead)
+    return _fewest(found, work, row_bytes, new, gradient, compiled, ahead)
 
 
 def size_reasons(edges: int | torch.SymInt, fewest: int, *, new: bool = False) -> list[str]:

@@ -32,26 +32,39 @@ class Calls:
 
     def __init__(self, reading: Reading, stop: Callable[[str], None]) -> None:
         self.ran: set[types.CodeType] = set()
-        self._reading, self._stop = reading, stop
+        self._reading, self._stop, self._imports = reading, stop, 0
+        self._own: set[types.CodeType] = set()  # code objects of this package
 
     def see(self, frame: types.FrameType, event: str, arg: Any) -> None:
         """Check a call; a function for :func:`sys.setprofile`."""
-        if event == "call":
-            code = frame.f_code
-            if code in self.ran or not self._is_followed(frame):
+        code = frame.f_code
+        if code.co_name == "_find_and_load" and code.co_filename.startswith("<frozen importlib"):
+            self._imports += (event == "call") - (event == "return")
+        elif self._imports:
+            return  # a module that is loaded now
+        elif event == "call":
+            if code in self.ran or code in self._own:
+                return
+            if is_package_file(code.co_filename):  # it reads layers and aggregations for its rules
+                self._own.add(code)
+                return self._try(self._reading.name, code)
+            if not self._is_followed(frame):
                 return
             self.ran.add(code)
             if code.co_filename.endswith(_SEEDS):
                 return self._stop(f"it calls torch.{code.co_name}")
-            try:
-                self._reading.enter(code)
-            except NotComparable as error:
-                self._stop(str(error))
+            self._try(self._reading.enter, code)
         elif event == "c_call" and self._is_followed(frame) and not is_pure(arg):
             owner = getattr(arg, "__self__", None)
             plain = owner is None or isinstance(owner, types.ModuleType)
             of = arg.__module__ if plain else type(owner).__name__
             self._stop(f"it calls {of}.{arg.__name__}")
+
+    def _try(self, note: Callable[[types.CodeType], None], code: types.CodeType) -> None:
+        try:
+            note(code)
+        except NotComparable as error:
+            self._stop(str(error))
 
     def _is_followed(self, frame: types.FrameType) -> bool:
         """Whether reads of a frame are followed: libraries, and backends, act for their caller."""
@@ -62,11 +75,7 @@ class Calls:
                 return False
             if caller is None:
                 return True
-            called_by = "" if caller is None else caller.f_code.co_filename
-            # Backends are called by this package, what finds modules by Python.
-            if kind is Kind.FOLLOWED and not (
-                is_package_file(called_by) or called_by.startswith("<frozen importlib")
-            ):
+            if kind is Kind.FOLLOWED and not is_package_file(caller.f_code.co_filename):
                 return True
             # A layer of an interactive session, or a user's that this package calls.
             if (kind is Kind.FOLLOWED or path.startswith("<")) and self._reading.is_reached(

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import Module
 from torch.nn.modules.module import _has_any_global_hook
 
-from pyg_accel.record.code import codes_of
+from pyg_accel.record.code import codes_of, names_of
 from pyg_accel.record.walk import NotComparable, Walk
 
 __all__ = ["Guard", "NotComparable", "Reading", "Reads", "unchanged"]
@@ -32,17 +32,19 @@ class Reads(NamedTuple):
 
     Attributes:
         names: of attributes.
+        of_modules: those that this package reads.
         asked: those that may be absent.
         ran: code objects.
     """
 
     names: frozenset[str]
+    of_modules: frozenset[str]
     asked: frozenset[str]
     ran: frozenset[types.CodeType]
 
     def walk(self, outer: list[Any] | None = None) -> Walk:
         """Begin a walk by these names."""
-        return Walk(self.names, self.ran, asked=self.asked, outer=outer)
+        return Walk(self.names, self.ran, of_modules=self.of_modules, asked=self.asked, outer=outer)
 
 
 class _Compared(NamedTuple):
@@ -181,6 +183,13 @@ class Guard:
             if not self.shared.reads.names.isdisjoint(vars(tensor)):
                 raise NotComparable("an attribute of a tensor")
 
+    def detached(self) -> "Guard":
+        """Return a guard of no layer, for :meth:`of`."""
+        other, constants = copy(self), vars(self.values).items()
+        other.values = types.SimpleNamespace(**{k: v for k, v in constants if k not in self._places})
+        del other._layer, other._walk, other.compared
+        return other
+
     def of(self, layer: Module, walk: Walk) -> "Guard":
         """Return the guard of another layer, given a walk of it with the same key."""
         other = copy(self)
@@ -280,13 +289,17 @@ class Reading:
             self._ran.add(code)
             self._walk.enter(code)
 
+    def name(self, code: types.CodeType) -> None:
+        """Note that code of this package reads the layer."""
+        self._walk.name(names_of(code).attributes, of_modules=True)
+
     def settle(self) -> Guard:
         """Return the guard of what has run; called once, after the call was recorded."""
         before = self._walk
         inner = {inside for code in before.functions if code in self._ran for inside in codes_of(code)}
         for code in self._ran - inner:
             raise NotComparable(f"'{code.co_name}' is not reached by a name or an attribute")
-        reads = Reads(*map(frozenset, (before.names, before.asked, self._ran)))
+        reads = Reads(*map(frozenset, (before.names, before.of_modules, before.asked, self._ran)))
         guard = Guard(self._layer, reads, None, self._entries)
         if not guard.unchanged_since(before):
             raise NotComparable("it changes what it reads: an attribute or a container")

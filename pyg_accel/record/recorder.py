@@ -108,6 +108,7 @@ class Recorder(TorchFunctionMode):
 
     Attributes:
         reason: why the call cannot be recorded; empty if it can.
+        may_change: whether a later call like it may be recorded all the same.
         overwrites: whether features that a message read were changed in place afterwards.
         graph: the recording.
         constants: values that are no arguments, by the name of their node.
@@ -128,7 +129,7 @@ class Recorder(TorchFunctionMode):
         self.reason, self.whole, self.overwrites = "", whole, False
         self.graph = fx.Graph()
         self.constants: dict[str, Any] = {}
-        self.is_shareable = True
+        self.is_shareable, self.may_change = True, False
         self._calls = Calls(reading, self.stop)
         self.ran = self._calls.ran
         self._values: dict[int, tuple[Any, fx.Node]] = {}
@@ -145,9 +146,10 @@ class Recorder(TorchFunctionMode):
             dims = [dim for dim, size in enumerate(sizes[number]) if size is None]
             self._sizes.vary(tensor, node, dims, LEAST)
 
-    def stop(self, reason: str) -> None:
+    def stop(self, reason: str, *, may_change: bool = False) -> None:
         """End the recording; the first reason counts."""
-        self.reason = self.reason or reason
+        if not self.reason:
+            self.reason, self.may_change = reason, may_change
 
     # -- what runs ---------------------------------------------------------------------------------
 

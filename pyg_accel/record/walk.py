@@ -45,8 +45,6 @@ class Walk:
             instead of following them.
 
     Attributes:
-        names: of attributes that code reads.
-        asked: those that may be absent.
         key: what two walks have in common that read the same, up to the values of tensors.
         tensors: those that were reached, in order.
         floats: names of floats.
@@ -67,6 +65,7 @@ class Walk:
         names: Iterable[str] = (),
         ran: Collection[types.CodeType] | None = None,
         *,
+        of_modules: Iterable[str] = (),
         asked: Collection[str] = (),
         outer: list[Any] | None = None,
     ) -> None:
@@ -84,12 +83,13 @@ class Walk:
         self.objects: list[Any] = []
         self.classes: list[type] = []
         self.names, self.asked, self._ran = set(names), set(asked), ran
+        self.of_modules = {*of_modules, *self.names}
         self._entered: set[types.CodeType] = set()
         self._outer = outer
         self._seen: dict[int, int] = {}
         self._bases: set[type] = set()
         self._held: list[Any] = []  # so that no identity is used twice
-        self._open: list[tuple[Mapping[str, Any], Callable[[str], None]]] = []
+        self._open: list[tuple[Mapping[str, Any], Callable[[str], None], bool]] = []
 
     # -- while code runs ---------------------------------------------------------------------------
 
@@ -106,13 +106,16 @@ class Walk:
         for function in self.functions.get(code, []):
             self._enter_function(function)
 
-    def name(self, names: Iterable[str]) -> None:
-        """Follow more names of attributes."""
-        new = set(names) - self.names
-        self.names |= new
-        for space, follow in [*self._open]:
-            for name in new & space.keys():
-                follow(name)
+    def name(self, names: Iterable[str], *, of_modules: bool = False) -> None:
+        """Follow more names of attributes, all of them or those of modules."""
+        new = set(names) - self.of_modules
+        self.of_modules |= new
+        if not of_modules:
+            self.names.update(names)
+        for space, follow, is_module in [*self._open]:
+            for name in (new if is_module else names) & space.keys():
+                if is_module or not of_modules:
+                    follow(name)
 
     def meets(self, other: "Walk") -> bool:
         """Return whether two walks have reached the same module, object, list or tensor."""
@@ -148,7 +151,7 @@ class Walk:
         if (constant := final(value)) is not None:
             self.key.append(constant)
             if constant[0] is float:
-                self.floats.add(name)
+                self.floats.update(name.split("."))
             return
         number = self._seen.get(id(value))
         if number is not None:
@@ -252,10 +255,11 @@ class Walk:
             self.key.append(part)
             self.follow(f"{name}.{part}", attributes[part])
 
-        for part in [*attributes] if every else [n for n in attributes if n in self.names]:
+        names = self.of_modules if isinstance(value, Module) else self.names
+        for part in [*attributes] if every else [n for n in attributes if n in names]:
             if part not in _ALL and part not in _HOOKS:
                 follow(part)
-        self._open.append((attributes, follow))
+        self._open.append((attributes, follow, names is self.of_modules))
 
     def _container(self, name: str, value: Any) -> None:
         self.key.append(type(value))
@@ -369,9 +373,11 @@ class Walk:
         def follow(name: str) -> None:
             self._note(f"{owner.__name__}.{name}", owner, space, name)
 
-        for name in [n for n in space if n in self.names or n in implied]:
+        is_module = isinstance(owner, type) and issubclass(owner, Module)
+        names = self.of_modules if is_module else self.names
+        for name in [n for n in space if n in names or n in implied]:
             follow(name)
-        self._open.append((space, follow))
+        self._open.append((space, follow, is_module))
 
     def _note(self, label: str, owner: Any, space: Mapping[str, Any], name: str) -> None:
         """Note the value that a name has, and follow it."""

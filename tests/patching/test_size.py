@@ -112,39 +112,6 @@ def test_new_graphs_of_narrow_features_are_taken_on_a_cpu():
             assert fewest_edges("cpu", work, 16, **how) > 200_000
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_what_is_done_once_a_graph_is_shared_by_layers(device):
-    limits = [
-        fewest_edges(device, work_of(["sum_j u0"]), 256, new=True, gradient=True, layers=layers)
-        for layers in (1, 2, 4, 1000)
-    ]
-    assert limits == sorted(limits, reverse=True)
-    known = fewest_edges(device, work_of(["sum_j u0"]), 256, new=False, gradient=True)
-    assert known < limits[-1] < limits[0]  # each layer binds its kernels
-
-
-def test_layers_that_were_recorded_on_a_graph_share_new_ones():
-    layers = [SAGEConv(128, 128) for _ in range(2)]
-    x, edges = torch.randn(20, 128), graph()
-    settings.always = False
-    with pyg_accel.patched(), torch.no_grad():
-        limits = []
-        for layer in layers:
-            layer(x, edges)
-            found = [
-                programs.layers[one]["call"].programs[0].sizes for one in layers[: len(limits) + 1]
-            ]
-            limits.append({sizes.fewest_new for sizes in found})
-        assert all(len(one) == 1 for one in limits)  # layers that share a graph have one limit
-        assert [*map(min, limits)] == sorted(map(max, limits), reverse=True)
-        assert limits[0] != limits[-1]
-        alone = SAGEConv(128, 128)
-        alone(x, graph())
-        assert {programs.layers[alone]["call"].programs[0].sizes.fewest_new} == limits[0]
-        reasons = outcomes(layers[0], (x, graph()))
-    assert reasons == [f"small: a new graph of fewer than {min(limits[-1])} edges"]
-
-
 @pytest.mark.parametrize(
     ("shape", "node_dim", "width"),
     [((30, 2, 5), -2, 10), ((2, 30, 5), -2, 10), ((30, 2, 5), 0, 10), ((30, 2, 5), 3, 10),

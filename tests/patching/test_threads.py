@@ -16,7 +16,7 @@ from torch_geometric.nn import GCNConv, MessagePassing, SAGEConv
 import pyg_accel
 from pyg_accel.patching import layers, overrides, programs, reasons, sampling
 from pyg_accel.patching.trace import Trace
-from pyg_accel.record.guard import Guard
+from pyg_accel.record.walk import Walk
 
 pytestmark = pytest.mark.usefixtures("always")
 
@@ -136,14 +136,14 @@ def test_a_layer_gets_attributes_while_it_is_left(
 def test_a_layer_gets_attributes_while_it_is_recorded(
     x: Tensor, edge_index: Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    layer, add = SAGEConv(6, 4), Guard._add_value
+    layer, add = SAGEConv(6, 4), Walk.follow
 
     def while_another_thread_runs(*args: Any) -> None:
         vars(layer)[f"attribute_{len(vars(layer))}"] = 1
         add(*args)
 
     expected = layer(x, edge_index)
-    monkeypatch.setattr(Guard, "_add_value", while_another_thread_runs)
+    monkeypatch.setattr(Walk, "follow", while_another_thread_runs)
     with pyg_accel.patched(layer):
         torch.testing.assert_close(layer(x, edge_index), expected)
 
@@ -152,14 +152,11 @@ def test_threads_add_layers_while_others_look_at_all_of_them(x: Tensor, edge_ind
     layer, held = SAGEConv(6, 4), []
     with pyg_accel.patched():
         layer(x, edge_index)
-        program = programs.layers[layer]["call"].programs[0]
-
         def add(_: int) -> None:
-            for _ in range(150):
+            for _ in range(20):
                 held.append(SAGEConv(6, 4))
-                programs.layers[held[-1]] = {}
-                programs._share(held[-1], program, edge_index)
-                programs.forget_unpatched()
+                held[-1](x, edge_index)
+                programs.forget()
 
         with frequent_switches(), ThreadPoolExecutor(4) as pool:
             list(pool.map(add, range(4)))
