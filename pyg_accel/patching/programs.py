@@ -45,7 +45,7 @@ from pyg_accel.patching.sampling import in_force
 from pyg_accel.patching.size import fewest_edges, size_reasons, work_of
 from pyg_accel.record.code import is_library, module_of
 from pyg_accel.record.finals import final
-from pyg_accel.record.guard import NotComparable, Reads
+from pyg_accel.record.guard import NotComparable, Reads, unchanged
 from pyg_accel.record.program import LayerProgram, State, record
 from pyg_accel.record.recorder import running_recorder
 from pyg_accel.record.signature import Signature
@@ -376,9 +376,10 @@ def find(
     """
     now = context()
     for program in known.programs:
-        leaves = program.admit(args, kwargs)
-        if leaves is not None and program.context == now and program.guard.holds():
-            return program, leaves
+        leaves, guard = program.admit(args, kwargs), program.guard
+        if leaves is not None and program.context == now:
+            if unchanged(guard.compared, guard.shared.compared) or guard.renew():
+                return program, leaves
     return None
 
 
@@ -539,7 +540,7 @@ def _unrecordable(
            and not is_rendered(value)]  # fmt: skip
     if own:
         return f"{', '.join(own)} set on the instance"
-    if reasons := hook_reasons(layer) or (hooks_in(layer) if name == "call" else []):
+    if reasons := hook_reasons(layer) or [r for m in modules_in(layer) for r in hooks_in(m)]:
         return "; ".join(reasons)
     others = any(not isinstance(mode, torch.device) for mode in modes())
     if others or torch._C._len_torch_dispatch_stack():

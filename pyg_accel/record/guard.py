@@ -7,11 +7,13 @@ layer is walked once more, and the program stays valid if all final values are e
 the tensors that the walk has found. By such a walk a program also serves other layers of a class.
 """
 
+import operator
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 from gc import get_referents
-from operator import attrgetter, is_, itemgetter
+from itertools import chain
+from operator import attrgetter, contains, is_, itemgetter
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -24,7 +26,6 @@ from pyg_accel.record.walk import NotComparable, Walk
 __all__ = ["Guard", "NotComparable", "Reading", "Reads", "unchanged"]
 
 _CALLED = ("forward", "__call__")  # methods of modules that torch calls
-_Getter = Callable[[Any], tuple[Any, ...]]
 
 
 class Reads(NamedTuple):
@@ -48,21 +49,26 @@ class Reads(NamedTuple):
 
 
 class _Compared(NamedTuple):
-    """What a walk has noted, as loops in C compare it."""
+    """What a walk has noted, as loops in C compare it: live objects, and what they had."""
 
-    tables: list[tuple[Any, int, _Getter, list[Any]]]
-    empty: list[Any]
-    filled: list[tuple[Any, int, list[Any]]]
-    spaces: list[tuple[Any, _Getter, list[Any]]]
-    absent: list[tuple[Any, set[str]]]
-    orders: list[tuple[Any, list[str]]]
+    sized: list[Any]
+    lengths: list[int]
+    keyed: list[Mapping[Any, Any]]
+    keys: list[Any]
+    views: list[Iterable[Any]]
+    items: list[Any]
+    getters: list[Callable[[Any], tuple[Any, ...]]]
+    spaces: list[Mapping[str, Any]]
+    values: list[Any]
+    lacking: list[Mapping[str, Any]]
+    lacked: list[str]
     objects: list[Any]
     types: list[type]
     classes: list[type]
     bases: list[tuple[type, ...]]
     functions: list[types.FunctionType]
     referents: int
-    get_parts: _Getter
+    get_parts: Callable[[Any], tuple[Any, ...]]
     parts: tuple[Any, ...]
     cells: list[types.CellType]
     contents: list[Any]
@@ -70,16 +76,23 @@ class _Compared(NamedTuple):
     @classmethod
     def of(cls, walk: Walk) -> "_Compared":
         """Return what a walk has noted."""
-        tables, lists = [*walk.tables.values()], [*walk.lists.values()]
+        tables = [*walk.tables.values()]
+        lists = [(c, items) for c, items in walk.lists.values()]
+        orders = [(table, [*items]) for table, items in tables] + [*walk.orders.values()]
+        views = [(table.values(), [*items.values()]) for table, items in tables] + lists
         spaces = [(space, noted) for space, noted in walk.spaces.values() if noted]
+        getters = [_getter(noted) for _, noted in spaces]
+        lacking = [(space, name) for space, names in walk.absent.values() for name in names]
         cells = [*walk.cells.values()]
+        sized = [container for container, _ in (*orders, *lists)] + walk.sized
+        orders, views = ([e for e in entries if e[1]] for entries in (orders, views))
         return cls(
-            [(table, len(items), _getter(items), [*items.values()]) for table, items in tables if items],
-            [t for t, items in tables if not items] + [c for c, items in lists if not items],
-            [(container, len(items), items) for container, items in lists if items],
-            [(space, _getter(noted), [*noted.values()]) for space, noted in spaces],
-            [entry for entry in walk.absent.values() if entry[1]],
-            [*walk.orders.values()],
+            sized, [*map(len, sized)],
+            [space for space, _ in orders], [name for _, names in orders for name in names],
+            [view for view, _ in views], [item for _, items in views for item in items],
+            getters, [space for space, _ in spaces],
+            [*chain.from_iterable(g(noted) for g, (_, noted) in zip(getters, spaces, strict=True))],
+            [space for space, _ in lacking], [name for _, name in lacking],
             walk.objects, [*map(type, walk.objects)],
             walk.classes, [*map(_bases_of, walk.classes)],
             walk.followed, *_parts_of(walk.followed),
@@ -222,41 +235,28 @@ class Guard:
 
 def unchanged(*parts: _Compared) -> bool:
     """Return whether nothing that was compared is another object now."""
-    if _has_any_global_hook():
+    try:
+        for (sized, lengths, keyed, keys, views, items, getters, spaces, values, lacking, lacked,
+             objects, classes_of, classes, bases, functions, referents, get_parts, function_parts,
+             cells, contents) in parts:  # fmt: skip
+            if (
+                [*map(len, sized)] != lengths
+                or [*_chained(keyed)] != keys
+                or any(map(contains, lacking, lacked))
+                or not all(map(is_, _chained(views), items))
+                or not all(map(is_, _chained(map(_call, getters, spaces)), values))
+                or not all(map(is_, map(type, objects), classes_of))
+                or not all(map(is_, map(_bases_of, classes), bases))
+                or not all(map(is_, map(_content_of, cells), contents))
+            ):
+                return False
+            now = get_referents(*functions)
+            if len(now) != referents or not all(map(is_, get_parts(now), function_parts)):
+                return False
+    # A name or the content of a cell was deleted, or another thread changes a dictionary.
+    except (KeyError, ValueError, RuntimeError):
         return False
-    for (tables, empty, filled, spaces, absent, orders, objects, classes_of, classes, bases,
-         functions, referents, get_parts, function_parts, cells, contents) in parts:  # fmt: skip
-        if any(empty):
-            return False
-        for container, count, items in filled:
-            if len(container) != count or not all(map(is_, container, items)):
-                return False
-        for space, hidden in absent:
-            if not space.keys().isdisjoint(hidden):
-                return False
-        for space, names in orders:
-            if [*space] != names:
-                return False
-        try:
-            for mapping, count, get, values in tables:
-                if len(mapping) != count or not all(map(is_, get(mapping), values)):
-                    return False
-            for mapping, get, values in spaces:
-                if not all(map(is_, get(mapping), values)):
-                    return False
-            if not all(map(is_, map(_content_of, cells), contents)):
-                return False
-        except (KeyError, ValueError):  # a name or the content of a cell was deleted
-            return False
-        now = get_referents(*functions)
-        if not (
-            len(now) == referents
-            and all(map(is_, get_parts(now), function_parts))
-            and all(map(is_, map(type, objects), classes_of))
-            and all(map(is_, map(_bases_of, classes), bases))
-        ):
-            return False
-    return True
+    return not _has_any_global_hook()
 
 
 class Reading:
@@ -307,19 +307,22 @@ class Reading:
 
 
 _content_of, _bases_of = attrgetter("cell_contents"), attrgetter("__mro__")
+_chained = chain.from_iterable
+# operator.call() is new in Python 3.11.
+_call: Callable[..., Any] = getattr(operator, "call", lambda function, value: function(value))
 
 
 def _is_not(value: Any, other: Any) -> bool:
     return value is not other
 
 
-def _getter(keys: Iterable[Any]) -> _Getter:
+def _getter(keys: Iterable[Any]) -> Callable[[Any], tuple[Any, ...]]:
     """Return a function that returns the values at these keys of a dictionary or a list."""
     names = (*keys,)
-    return itemgetter(*names, *names[:1]) if names else lambda mapping: ()
+    return itemgetter(*names, *names[:1]) if names else lambda mapping: ()  # one key, no tuple
 
 
-def _parts_of(functions: list[types.FunctionType]) -> tuple[int, _Getter, tuple[Any, ...]]:
+def _parts_of(functions: list[types.FunctionType]) -> tuple[int, Callable[[Any], tuple[Any, ...]], tuple[Any, ...]]:
     """Return how many objects functions refer to, what picks code and defaults, and these.
 
     Their attributes are not read: each time Python would call the audit hooks of the process, and

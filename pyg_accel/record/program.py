@@ -122,20 +122,18 @@ class LayerProgram:
         """Return the stored values derived from the tensors of a call; None if there are none."""
         if self._parts is None:
             return ()
-        return find(self._owners(leaves), self._sizes_read(leaves))
+        constants = map(self.constants.__getitem__, self._tensor_constants)
+        owners = *map(leaves.__getitem__, self._parts.owners), *constants, self.state
+        return find(owners, self._sizes_read(leaves))
 
     def derive(self, leaves: tuple[Tensor, ...]) -> Any:
         """Compute and store the values that :meth:`find` returns."""
-        assert self._derive is not None
+        assert self._parts is not None and self._derive is not None
         derived = self._derive(*leaves)
-        keep(self._owners(leaves), self._sizes_read(leaves), derived)
-        return derived
-
-    def _owners(self, leaves: tuple[Tensor, ...]) -> tuple[Any, ...]:
-        """Return what the derived values belong to."""
-        assert self._parts is not None
         constants = map(self.constants.__getitem__, self._tensor_constants)
-        return *map(leaves.__getitem__, self._parts.owners), *constants, self.state
+        owners = *map(leaves.__getitem__, self._parts.owners), *constants, self.state
+        keep(owners, self._sizes_read(leaves), derived)
+        return derived
 
     def finish(self, leaves: tuple[Tensor, ...], derived: Any) -> Any:
         """Run a call, given the tensors among its arguments and the derived values."""

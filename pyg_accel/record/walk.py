@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 from torch import Tensor, strided
 from torch.nn import Module, Parameter, ParameterDict, ParameterList
 
-from pyg_accel.record.code import Kind, kind_of, names_of
+from pyg_accel.record.code import Kind, is_library, kind_of, module_of, names_of
 from pyg_accel.record.finals import BUILTIN_FUNCTIONS, BUILTIN_TYPES, final, is_pure
 
 __all__ = ["ORIGINAL", "NotComparable", "Walk"]
@@ -26,6 +26,7 @@ __all__ = ["ORIGINAL", "NotComparable", "Walk"]
 ORIGINAL = "__original_fn"  # attribute of a function that a hook stands in for
 _ALL = ("_parameters", "_buffers", "_modules")  # of modules: torch's code reads every item
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_CALLED = ("forward", "__call__", "_call_impl")  # by torch
 _SEQUENCES = (list, set, deque)
 _TABLES = (dict, OrderedDict, defaultdict)
 _BODY = object.__basicsize__ + 16  # bytes of an object with a dictionary and weak references
@@ -50,11 +51,12 @@ class Walk:
         floats: names of floats.
         functions: those that were reached, by their code.
         followed: functions that ran, of those.
-        tables: attributes of objects, and copies of them.
-        lists: containers, or views of dictionaries, and their items in order.
-        spaces: names of classes, modules and globals, and the values that they had.
+        tables: dictionaries, and copies of them.
+        lists: other containers, and their items in order.
+        spaces: attributes of objects, classes and modules, and globals: values by name.
         absent: names that modules and globals do not have.
-        orders: all names of classes.
+        orders: all names of objects and classes.
+        sized: attributes of classes whose number is compared.
         cells: of closures, and their contents.
         objects: those whose class is compared.
         classes: those whose bases are compared.
@@ -75,11 +77,12 @@ class Walk:
         self.functions: dict[types.CodeType, list[types.FunctionType]] = {}
         self.followed: list[types.FunctionType] = []
         self.tables: dict[int, tuple[Mapping[Any, Any], dict[Any, Any]]] = {}
-        self.lists: dict[Any, tuple[Any, list[Any]]] = {}
+        self.lists: dict[int, tuple[Any, list[Any]]] = {}
         self.spaces: dict[int, tuple[Mapping[str, Any], dict[str, Any]]] = {}
         self.absent: dict[int, tuple[Mapping[str, Any], set[str]]] = {}
         self.orders: dict[int, tuple[Mapping[str, Any], list[str]]] = {}
         self.cells: dict[int, tuple[types.CellType, Any]] = {}
+        self.sized: list[Mapping[str, Any]] = []
         self.objects: list[Any] = []
         self.classes: list[type] = []
         self.names, self.asked, self._ran = set(names), set(asked), ran
@@ -119,21 +122,26 @@ class Walk:
 
     def meets(self, other: "Walk") -> bool:
         """Return whether two walks have reached the same module, object, list or tensor."""
-        objects = {id(o) for o in self.objects if type(o) is not types.FunctionType}
+        theirs = {id(o) for o in other.objects if type(o) is not types.FunctionType}
+        tables = {id(vars(o)) for o in other.objects} ^ other.tables.keys()
         return (
-            any(id(o) in objects for o in other.objects)
+            any(id(o) in theirs for o in self.objects)
             or not self.lists.keys().isdisjoint(other.lists)
+            or not self.tables.keys().isdisjoint(tables)
         )
 
     def unchanged_since(self, before: "Walk") -> bool:
         """Return whether all that this walk noted was noted, and the same, by an earlier one."""
-        for number, (_, items) in self.tables.items():
-            if len(items) != len(before.tables.get(number, (None, {}))[1]):
+        for number, (_, names) in self.orders.items():
+            if before.orders.get(number, (None, None))[1] != names:
                 return False
         for number, (_, items) in (*self.tables.items(), *self.spaces.items()):
             then = before.spaces if number in before.spaces else before.tables
             noted = then.get(number, (None, {}))[1]
             if any(noted.get(name, noted) is not value for name, value in items.items()):
+                return False
+        for number, (_, items) in self.tables.items():
+            if len(items) != len(before.tables[number][1]):
                 return False
         for number, (_, values) in self.lists.items():
             earlier = before.lists.get(number, (None, [number]))[1]
@@ -249,17 +257,20 @@ class Walk:
         """Compare all attributes of an object, and follow those that code names."""
         attributes = vars(value)
         self.objects.append(value)
-        self.tables[id(attributes)] = attributes, dict(attributes)
+        self.orders[id(attributes)] = attributes, [*attributes]
+        noted = self.spaces.setdefault(id(attributes), (attributes, {}))[1]
+        is_module = isinstance(value, Module)
 
         def follow(part: str) -> None:
-            self.key.append(part)
-            self.follow(f"{name}.{part}", attributes[part])
-
-        names = self.of_modules if isinstance(value, Module) else self.names
-        for part in [*attributes] if every else [n for n in attributes if n in names]:
+            noted[part] = item = attributes[part]
             if part not in _ALL and part not in _HOOKS:
-                follow(part)
-        self._open.append((attributes, follow, names is self.of_modules))
+                self.key.append(part)
+                self.follow(f"{name}.{part}", item)
+
+        names = {*self.of_modules, *_ALL, *_HOOKS} if is_module else self.names
+        for part in [*attributes] if every else [n for n in attributes if n in names]:
+            follow(part)
+        self._open.append((attributes, follow, is_module))
 
     def _container(self, name: str, value: Any) -> None:
         self.key.append(type(value))
@@ -274,8 +285,9 @@ class Walk:
 
     def _items(self, name: str, table: Any) -> None:
         """Follow the keys and the items of a dictionary, whose order counts too."""
-        self.lists[id(table)] = table, [*table]
-        self.lists["values", id(table)] = table.values(), [*table.values()]
+        self.tables[id(table)] = table, dict(table)
+        if not all(type(key) is str for key in table):  # others may be equal, and not the same
+            self.lists[id(table)] = table, [*table]
         self._held.append(table)
         self.key.append(len(table))
         if type(table) is defaultdict:
@@ -362,22 +374,41 @@ class Walk:
             if isinstance(space.get("__new__"), types.BuiltinFunctionType):
                 raise NotComparable(f"it reads the class {base.__name__}, which is written in C")
             self.classes.append(base)
-            self.orders[id(base)] = space, [*space]
+            if is_library(module_of(base)):  # nobody renames their attributes
+                self.sized.append(space)
+            else:
+                self.orders[id(base)] = space, [*space]
             # Python calls methods with such names without naming them.
-            self._namespace(base, space, {n for n, v in space.items() if n.startswith("__")
-                            and isinstance(v, (types.FunctionType, classmethod, staticmethod))})  # fmt: skip
+            implied = {n for n, v in space.items() if n.startswith("__")
+                       and isinstance(v, (types.FunctionType, classmethod, staticmethod))}  # fmt: skip
+            self._namespace(base, space, implied)
             if type(base) is not type:
                 self._class(type(base))
 
     def _namespace(self, owner: Any, space: Mapping[str, Any], implied: set[str]) -> None:
         def follow(name: str) -> None:
-            self._note(f"{owner.__name__}.{name}", owner, space, name)
+            if not (of_library and self._is_idle(name, space[name])):
+                self._note(f"{owner.__name__}.{name}", owner, space, name)
 
         is_module = isinstance(owner, type) and issubclass(owner, Module)
+        of_library = isinstance(owner, type) and is_library(module_of(owner))
         names = self.of_modules if is_module else self.names
         for name in [n for n in space if n in names or n in implied]:
             follow(name)
         self._open.append((space, follow, is_module))
+
+    def _is_idle(self, name: str, value: Any) -> bool:
+        """Whether an attribute of a class of a library is a method that did not run, or its name."""
+        if self._ran is None or name in _CALLED:
+            return False
+        if isinstance(value, property):
+            parts = [part for part in (value.fget, value.fset) if part is not None]
+            return all(self._is_idle(name, part) for part in parts)
+        if isinstance(value, (staticmethod, classmethod)):
+            return self._is_idle(name, value.__func__)
+        if type(value) is types.FunctionType:
+            return value.__code__ not in self._ran
+        return name in ("__module__", "__name__", "__qualname__")
 
     def _note(self, label: str, owner: Any, space: Mapping[str, Any], name: str) -> None:
         """Note the value that a name has, and follow it."""

@@ -769,7 +769,8 @@ class Factor(Aggregation):
 def test_aggregations(like_stock: Any) -> None:
     seen = like_stock(Sum(), call(), call(), setting("aggr_module", MaxAggregation()),
                       setting("aggr_module", SumAggregation()))  # fmt: skip
-    assert seen == ["trace", "plan", "trace", "trace"]  # another module is recorded anew
+    # A module like one that was recorded is recognised.
+    assert seen == ["trace", "plan", "trace", "plan"]
     like_stock(Sum(Factor()), call(), call(), setting("aggr_module.factor", 3.0))
     like_stock(Sum(SoftmaxAggregation(t=1.0)), call(), call(), setting("aggr_module.t", 4.0))
 
@@ -807,7 +808,7 @@ def test_aggregations_of_several_reductions(make: Callable[[], Any], like_stock:
 
 def test_aggregations_that_attend_to_their_members(like_stock: Any) -> None:
     seen = like_stock(Sum(MultiAggregation(ANY, **ATTENDED)), call(), call(), call())
-    assert seen == ["trace", "plan", "plan"]
+    assert seen == ["trace"] * 3  # torch's attention reads a flag that is no part of the context
 
 
 def test_dependencies_of_an_aggregation_of_several_reductions(like_stock: Any) -> None:
