@@ -55,8 +55,8 @@ PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -n logical --maxprocesses 8 --dist w
 test: build  ## run the quick tier of the tests
 	$(PYTEST) $(ARGS)
 
-test-all: build  ## run all tests
-	$(PYTEST) -m "not lint" $(ARGS)
+test-all: build  ## run all tests; PYG_SRC=<checkout of PyG> adds its own tests of layers
+	$(PYTEST) -m "not lint and not pyg_suite" $(ARGS)
 
 # With the Python at hand: torch for CUDA, triton, PyG and pytest are all it takes.
 test-gpu:  ## run the tests that need a GPU, with $(PYTHON)

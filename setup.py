@@ -99,20 +99,35 @@ def cuda_folders() -> list[str]:
     return shlex.split(libraries[1]) if libraries else []
 
 
-def is_fresh(made: Path, command: list[str]) -> bool:
+def torch_folder() -> Path:
+    """Return where torch is; importing it would take longer than some files take to compile."""
+    spec = importlib.util.find_spec("torch")
+    assert spec is not None and spec.submodule_search_locations
+    return Path(spec.submodule_search_locations[0])
+
+
+def is_fresh(made: Path, command: str) -> bool:
     """Say whether an object is newer than all it was made of, and made by the same command."""
     rules, said = made.with_suffix(".d"), made.with_suffix(".command")
     if not (made.exists() and rules.exists() and said.exists()):
         return False
     sources = rules.read_text().replace("\\\n", " ").partition(":")[2].split()
-    return said.read_text() == " ".join(command) and all(
+    return said.read_text() == command and all(
         os.path.exists(path) and os.stat(path).st_mtime <= made.stat().st_mtime for path in sources
     )
 
 
 def compile_all(commands: dict[Path, list[str]]) -> None:
-    """Make objects by commands that end in their source, as many at a time as there are cores."""
-    todo = {made: how for made, how in commands.items() if not is_fresh(made, how)}
+    """Make objects by commands that end in their source, as many at a time as there are cores.
+
+    An object is known by its command, with the version of torch in place of its folder: another
+    environment with that version takes it as it is.
+    """
+    torch, release = str(torch_folder()), version("torch").partition("+")[0]
+    known = {
+        made: " ".join(how).replace(torch, f"torch-{release}") for made, how in commands.items()
+    }
+    todo = {made: how for made, how in commands.items() if not is_fresh(made, known[made])}
     done = count(1)
 
     def make(made: Path) -> None:
@@ -126,7 +141,7 @@ def compile_all(commands: dict[Path, list[str]]) -> None:
         sys.stdout.flush()
         if result.returncode:
             raise SystemExit(f"{' '.join(todo[made])} failed with {result.returncode}")
-        made.with_suffix(".command").write_text(" ".join(todo[made]))
+        made.with_suffix(".command").write_text(known[made])
 
     with ThreadPoolExecutor(int(os.environ.get("MAX_JOBS") or os.cpu_count() or 1)) as pool:
         for _ in pool.map(make, todo):
@@ -135,10 +150,7 @@ def compile_all(commands: dict[Path, list[str]]) -> None:
 
 def native() -> dict[str, Any]:
     """Return the arguments of `setup` that build the libraries. A compile error fails the build."""
-    # Where torch is, without importing it, which takes longer than some files take to compile.
-    spec = importlib.util.find_spec("torch")
-    assert spec is not None and spec.submodule_search_locations
-    torch = Path(spec.submodule_search_locations[0])
+    torch = torch_folder()
     # Error messages name source files: without the folders of the build machine.
     prefixes = [f"-ffile-prefix-map={path}/=" for path in (os.getcwd(), torch / "include")]
     includes = [f"-I{path}" for path in ("csrc", torch / "include")]
@@ -165,6 +177,11 @@ def native() -> dict[str, Any]:
     }  # fmt: skip
 
     class Build(build_ext):
+        def finalize_options(self) -> None:
+            """Let pip leave its objects where `make` looks for them, not in a temporary folder."""
+            super().finalize_options()
+            self.build_temp = "build/objects"
+
         def run(self) -> None:
             super().run()
             facts = {"torch": version("torch"), "compiler": version_of(CXX), "flags": FLAGS}
@@ -200,8 +217,8 @@ def native() -> dict[str, Any]:
         if isa not in left_out()
         for dtype in ("float", "double", "bf16", "fp16")
     ]
-    every = {*glob("csrc/cpu/*.cpp"), "csrc/library.cpp"}
-    operators = sorted(path for path in every if "_" not in path)
+    every = {*glob("csrc/cpu/*.cpp"), *glob("csrc/cpu/pyg_lib/*.cpp"), "csrc/library.cpp"}
+    operators = sorted(path for path in every if "_" not in Path(path).name)
     cuda = sorted(glob("csrc/cuda/*.cu") + glob("csrc/cuda/*.cpp"))
     libraries = {CPU: kernels + operators} | ({} if missing_cuda() else {CUDA: cuda})
     return {

@@ -33,13 +33,9 @@ STABLE_TORCH_LIBRARY(pyg_accel_cpu, m) {
   m.def(
       "cbsr_dot(Tensor rowptr, Tensor col, Tensor? eid, int num_cols, Tensor values, "
       "Tensor indices, Tensor x) -> Tensor");
-  m.def("cbsr_mm(Tensor values, Tensor indices, int width, Tensor dense) -> Tensor");
-  m.def("cbsr_sddmm(Tensor x, Tensor indices, Tensor dense) -> Tensor");
-  m.def("cbsr_mm_t(Tensor values, Tensor indices, int width, Tensor x) -> Tensor");
   m.def(
       "sampled(Tensor rowptr, Tensor col, Tensor? eid, int num_cols, Tensor x, Tensor? scale, "
-      "Tensor? weight, int limit, int strategy, int rescale, Tensor? seed, Tensor? steps) -> "
-      "Tensor");
+      "Tensor? weight, int limit, int strategy, int rescale) -> Tensor");
   m.def(
       "community_best(Tensor rowptr, Tensor col, Tensor? weight, Tensor strength, Tensor labels, "
       "Tensor totals, Tensor sizes, Tensor nodes) -> Tensor");
@@ -47,6 +43,14 @@ STABLE_TORCH_LIBRARY(pyg_accel_cpu, m) {
       "community_merge(Tensor rowptr, Tensor col, Tensor? weight, Tensor labels, Tensor first, "
       "Tensor members) -> Tensor[]");
   m.def(pyg_accel::kNeighborSample);
+  m.def(
+      "nearest_points(Tensor x, Tensor y, Tensor ptr_x, Tensor ptr_y, int most, float limit, "
+      "bool skip_same) -> Tensor[]");
+  m.def("farthest_points(Tensor src, Tensor ptr, Tensor ptr_out, Tensor start) -> Tensor");
+  m.def(
+      "random_walk(Tensor rowptr, Tensor col, Tensor seed, int length, float p, float q, "
+      "int random_seed) -> Tensor");
+  m.def("graclus(Tensor rowptr, Tensor col, Tensor? weight, Tensor order) -> Tensor");
   m.def("join(Tensor[] parts, int? dim, Tensor? shift) -> Tensor[]");
   m.def(pyg_accel::kTakeParts);
   m.def("configure(str isa, int block_width, int block_cols) -> ()");

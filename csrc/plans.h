@@ -26,8 +26,7 @@ struct Plan {
         relu(number >> 4 & 1),
         arg_is_col(number >> 5 & 1),
         swapped(number >> 6 & 1),
-        dot(number >> 7 & 1),
-        by_source(number >> 8 & 1) {}
+        dot(number >> 7 & 1) {}
 
   int64_t matrix;   // its number in the table
   int64_t heads;    // of weights, or of dot products
@@ -37,7 +36,6 @@ struct Plan {
   bool arg_is_col;  // winners are columns; else edges
   bool swapped;     // the operands of run2 are the weights and the features
   bool dot;         // run2 computes dot products of both ends, of targets first unless swapped
-  bool by_source;   // weights are those of sources, not of edges
 };
 
 // Matrices by number, for any number of threads. Numbers are not used again.

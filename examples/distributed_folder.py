@@ -4,17 +4,20 @@
     torchrun --nproc-per-node 4 examples/distributed_folder.py train FOLDER
 
 The first command needs the memory for the whole graph, the second only for the part of a rank. It
-goes on from its checkpoint if it is started again, also with another number of processes.
+goes on from its last checkpoint if it is started again, also with another number of processes.
 """
 
 import argparse
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import pyg_accel
 import torch
 from pyg_accel import distributed
+from torch.distributed import checkpoint
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.functional import cross_entropy, one_hot
 from torch_geometric.data import Data
@@ -40,6 +43,10 @@ def community(nodes: int = 3_000, classes: int = 5, edges: int = 60_000) -> Data
     )
 
 
+def state_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    return dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
+
+
 def train(folder: Path) -> None:
     torch.manual_seed(0)
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -49,12 +56,18 @@ def train(folder: Path) -> None:
     model, data = pyg_accel.distribute(model, folder, mesh, rows="own")
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
 
-    checkpoint, begin = folder.with_suffix(".pt"), 0
-    if checkpoint.exists():
-        state = distributed.load_checkpoint(checkpoint)
-        model.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
-        begin = state["epoch"]
+    # One folder for each checkpoint; what torch writes last, .metadata, says that it is complete.
+    checkpoints = folder.with_suffix(".checkpoints")
+    begin = max((int(p.parent.name) for p in checkpoints.glob("*/.metadata")), default=0)
+    if begin:
+        state = state_of(model, optimizer)
+        checkpoint.load(state, checkpoint_id=checkpoints / str(begin))
+        set_state_dict(
+            model,
+            optimizer,
+            model_state_dict=state["model"],
+            optim_state_dict=state["optimizer"],
+        )
 
     for epoch in range(begin, EPOCHS):
         model.train()
@@ -65,8 +78,8 @@ def train(folder: Path) -> None:
         loss.backward()
         optimizer.step()
         if (epoch + 1) % 10 == 0:
-            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-            distributed.save_checkpoint(checkpoint, state | {"epoch": epoch + 1})
+            where = checkpoints / str(epoch + 1)
+            checkpoint.save(state_of(model, optimizer), checkpoint_id=where)
 
     model.eval()
     with torch.no_grad():

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from pyg_accel.reordering import reorder
     from pyg_accel.rewrite import explain, optimize, plan
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 ask_for_large_pages()
 

@@ -2,9 +2,11 @@
 
 import argparse
 import platform
+import re
 import runpy
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from importlib import import_module
 from importlib.metadata import packages_distributions, version
 from importlib.util import find_spec
@@ -18,6 +20,7 @@ import pyg_accel
 __all__ = ["main"]
 
 PACKAGES = ("torch", "torch_geometric", "torch_sparse", "pyg_lib", "triton", "xgboost")
+TESTED = {"torch": (2, 15), "torch_geometric": (2, 8)}  # the newest
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -63,64 +66,85 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def doctor() -> int:
-    """Print what is installed and works; return 0 if a backend faster than the reference does."""
+    """Print what is installed and works; return 0 if patch() does, on a fast backend."""
     import torch
 
     from pyg_accel.doctor import examine
     from pyg_accel.large_pages import small_pages_reasons
     from pyg_accel.machine import processor
-    from pyg_accel.settings import SETTINGS, settings
+    from pyg_accel.patching.seam import description
 
     print(f"pyg_accel {pyg_accel.__version__} in {Path(pyg_accel.__file__).parent}")
     print(f"Python {platform.python_version()}, {platform.platform()}")
     distributions = packages_distributions()
     for module in PACKAGES:
-        print(f"  {module:16} {_version(module, distributions.get(module, ()))}")
+        found = _version(module, distributions.get(module, ()))
+        print(f"  {module:16} {found}{_untested(module, found)}")
     print(f"processor: {processor()}, {torch.get_num_threads()} threads")
     print(f"large pages: {'; '.join(small_pages_reasons()) or 'yes'}")
     gpus = torch.cuda.device_count()
     names = ", ".join(torch.cuda.get_device_name(i) for i in range(gpus))
     print(f"GPUs: {names or 'none'}")
-    for line in _tuning(gpus):
-        print(f"tuning: {line}")
+    fast, wrong = False, False
+    for what, read in _settings(gpus):
+        try:
+            print(f"{what}: {read()}")
+        except ValueError as error:
+            print(f"{what}: wrong: {error}")
+            wrong = True
     print("backends:")
-    fast = False
     for name, reasons, info in examine():
         print(f"  {name:16} {'available' if not reasons else 'no: ' + '; '.join(reasons)}")
         fast |= name != "reference" and not reasons
         for key, value in info.items():
             text = " ".join(value) if isinstance(value, list) else value
             print(f"    {key}: {text}")
-    changed = [s for s in SETTINGS if getattr(settings, s.name) != s.default]
-    print("settings: " + (", ".join(f"{s.variable}={getattr(settings, s.name)}" for s in changed)
-                          or "all defaults"))  # fmt: skip
-    good, bad = "patch() accelerates models here", "patch() changes nothing: no fast backend"
-    print(f"verdict: {good if fast else bad}")
-    return 0 if fast else 1
+    print(f"for pyg-lib: {description()}")
+    verdict = "accelerates models here" if fast else "changes nothing: no fast backend"
+    print(f"verdict: patch() {'raises: a setting is wrong' if wrong else verdict}")
+    return 0 if fast and not wrong else 1
 
 
-def _tuning(gpus: int) -> list[str]:
-    """Return the origin of call costs and launch parameters for each kind of device."""
+def _settings(gpus: int) -> Iterator[tuple[str, Callable[[], str]]]:
+    """Return what tells of each kind of setting, and raises a ValueError where one is wrong."""
+    from pyg_accel.backends.dispatch import fast_backend_reasons
+    from pyg_accel.rewrite.cost import cost_model
+    from pyg_accel.settings import settings
+
+    def changed() -> str:
+        values = settings.changed()
+        fast_backend_reasons("cpu")
+        return ", ".join(f"{name}={value}" for name, value in values.items()) or "all defaults"
+
+    for kind in ("cpu", "cuda") if gpus else ("cpu",):
+        yield "tuning", partial(_tuning, kind)
+        yield "cost model", lambda kind=kind: cost_model(kind).source  # type: ignore[misc]
+    yield "settings", changed
+
+
+def _tuning(kind: str) -> str:
+    """Return the origin of the call costs of a kind of device."""
     import torch
 
+    from pyg_accel.patching.size import costs
     from pyg_accel.tuned import device_of_kind, tuned, tuning_file
 
-    lines, command = [], "python -m pyg_accel tune"
-    for kind in ("cpu", "cuda") if gpus else ("cpu",):
-        device = device_of_kind(kind, torch.get_num_threads())
-        try:
-            parameters = tuned(device)
-        except ValueError as error:
-            lines.append(f"{device}: {error}")
-            continue
-        measured = parameters.get("measured")
-        day = measured.get("date") if isinstance(measured, dict) else "an unknown day"
-        lines.append(
-            f"{device}: measured on {day} ({tuning_file()})"
-            if parameters
-            else f"{device}: the numbers of the package (yours: {command} --device {kind})"
-        )
-    return lines
+    device = device_of_kind(kind, torch.get_num_threads())
+    costs(kind)
+    if not (parameters := tuned(device)):
+        command = f"python -m pyg_accel tune --device {kind}"
+        return f"{device}: the numbers of the package (yours: {command})"
+    measured = parameters.get("measured")
+    day = measured.get("date") if isinstance(measured, dict) else "an unknown day"
+    return f"{device}: measured on {day} ({tuning_file()})"
+
+
+def _untested(module: str, found: str) -> str:
+    """Return a note on a version that is newer than what was tested; empty if it is not."""
+    newest, number = TESTED.get(module), re.match(r"(\d+)\.(\d+)", found)
+    if newest is None or number is None or tuple(map(int, number.groups())) <= newest:
+        return ""
+    return f": newer than {newest[0]}.{newest[1]}, the newest that was tested"
 
 
 def _version(module: str, distributions: Sequence[str]) -> str:
@@ -138,8 +162,7 @@ def run_script(target: str, args: Sequence[str], *, module: bool = False) -> int
         BaseException: what the script raises, printed as ``python script.py`` prints it.
     """
     if not module and not Path(target).is_file():
-        print(f"python -m pyg_accel run: no file '{target}'", file=sys.stderr)
-        return 2
+        return _fail("run", f"no file '{target}'")
     sys.argv = [target, *args]
     sys.path.insert(0, str(Path.cwd() if module else Path(target).resolve().parent))
     sys.excepthook = _print_frames_of_the_script
@@ -172,8 +195,7 @@ def explain_model(target: str, inputs: str, *, train: bool, format: str) -> int:
     if not problem and not Path(script).is_file():
         problem = f"there is no script '{script}'"
     if problem:
-        print(f"python -m pyg_accel explain: {problem}", file=sys.stderr)
-        return 2
+        return _fail("explain", problem)
     sys.argv = [script]  # a script that parses its arguments takes its defaults
     sys.path.insert(0, str(Path(script).resolve().parent))
     values = runpy.run_path(script, run_name="pyg_accel_explain")
@@ -181,8 +203,7 @@ def explain_model(target: str, inputs: str, *, train: bool, format: str) -> int:
         arguments = [_value_of(values, path.strip(), script) for path in (name, *inputs.split(","))]
         pyg_accel.explain(*arguments, train=train, format=format)
     except ValueError as error:
-        print(f"python -m pyg_accel explain: {error} (--inputs {inputs})", file=sys.stderr)
-        return 2
+        return _fail("explain", f"{error} (--inputs {inputs})")
     return 0
 
 
@@ -204,13 +225,29 @@ def run_bench(device: str, suite: str, args: Sequence[str]) -> int:
     name = f"benchmarks.{suite}.{'gpu' if device == 'cuda' else 'cpu'}"
     name = name.replace("batches.gpu", "epochs.batches")
     if find_spec("benchmarks") is None:
-        print("python -m pyg_accel bench: run it in a checkout of pyg_accel", file=sys.stderr)
-        return 2
+        return _fail("bench", "run it in a checkout of pyg_accel")
     if name == "benchmarks.batches.cpu":
-        print(f"python -m pyg_accel bench: no suite '{suite}' for {device}", file=sys.stderr)
-        return 2
+        return _fail("bench", f"no suite '{suite}' for {device}")
+    if why := _lacking(device, "matplotlib", "pandas", "psutil", "scipy", "tqdm"):
+        return _fail("bench", why)
     import_module(name).main(args)
     return 0
+
+
+def _lacking(device: str, *modules: str) -> str:
+    """Return what keeps a measurement from being made here; empty if nothing does."""
+    import torch
+
+    if device == "cuda" and not torch.cuda.is_available():
+        return "there is no CUDA device"
+    missing = [name for name in modules if find_spec(name) is None]
+    packages = " ".join("xgboost-cpu" if name == "xgboost" else name for name in missing)
+    return f"it needs {' and '.join(missing)}: pip install {packages}" if missing else ""
+
+
+def _fail(command: str, problem: str) -> int:
+    print(f"python -m pyg_accel {command}: {problem}", file=sys.stderr)
+    return 2
 
 
 def profile_machine(kind: str, out: Path, minutes: float) -> int:
@@ -221,26 +258,18 @@ def profile_machine(kind: str, out: Path, minutes: float) -> int:
     from pyg_accel.rewrite.cost.measurements import collect
     from pyg_accel.rewrite.cost.train import train
 
-    problem = ""
-    if kind == "cuda" and not torch.cuda.is_available():
-        problem = "there is no CUDA device"
-    if missing := [name for name in ("pandas", "tqdm", "xgboost") if find_spec(name) is None]:
-        packages = " ".join("xgboost-cpu" if name == "xgboost" else name for name in missing)
-        problem = f"it needs {' and '.join(missing)}: pip install {packages}"
-    if problem:
-        print(f"python -m pyg_accel profile: {problem}", file=sys.stderr)
-        return 2
+    if why := _lacking(kind, "pandas", "tqdm", "xgboost"):
+        return _fail("profile", why)
     device = torch.device(kind)
     folder = out / Device.of(device).slug
-    folder.mkdir(parents=True, exist_ok=True)
     measurements = folder / "measurements.csv"
     try:
+        folder.mkdir(parents=True, exist_ok=True)
         if not collect(device, measurements, minutes):
             print("Out of time: the same command goes on from here.")
         about = train(measurements, folder)
-    except ValueError as error:
-        print(f"python -m pyg_accel profile: {error}", file=sys.stderr)
-        return 2
+    except (ValueError, OSError) as error:
+        return _fail("profile", str(error))
     print(f"{about['device']['name']}: error on graphs that were held out, median and 95%:")
     for name, part in about["primitives"].items():
         print(f"  {name:16} {part['error_median']:6.1%} {part['error_95']:6.1%}"
@@ -250,26 +279,23 @@ def profile_machine(kind: str, out: Path, minutes: float) -> int:
 
 
 def tune_machine(kind: str | None, out: Path | None) -> int:
-    """Measure call costs and launch parameters, and print them and the path of the file."""
+    """Measure call costs, and print them and the path of the file."""
     import torch
 
     from pyg_accel.tuned import tuning_file
     from pyg_accel.tuning import tune
 
     kind = kind or ("cuda" if torch.cuda.is_available() else "cpu")
-    path = out or tuning_file()
     try:
+        path = out or tuning_file()
         tuning = tune(kind, path)
     except (ValueError, OSError) as error:
-        print(f"python -m pyg_accel tune: {error}", file=sys.stderr)
-        return 2
+        return _fail("tune", str(error))
     print(tuning["measured"]["device"])
     for name, value in tuning["size"].items():
         print(f"  {name:16} {value:>10,}")
-    for name, entry in tuning.get("launch", {}).items():
-        print(f"  {name:16} " + "  ".join(f"{k} {v}" for k, v in entry.items()))
     print(f"Written to {path}", end="")
-    print("" if path == tuning_file() else f"; to use it: export PYG_ACCEL_TUNING={path.resolve()}")
+    print(f"; to use it: export PYG_ACCEL_TUNING={out.resolve()}" if out else "")
     return 0
 
 

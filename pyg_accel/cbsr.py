@@ -57,37 +57,6 @@ class CBSR(NamedTuple):
             check_columns(self.indices, self.width)
         return scattered(self)
 
-    @classmethod
-    def from_dense(cls, dense: Tensor, k: int | None = None) -> "CBSR":
-        """Store the nonzero entries of a matrix; rows with fewer than k also store some zeros.
-
-        Args:
-            dense: [N, F], floating point. Gradients flow to the entries that are stored.
-            k: entries per row; by default as many as the fullest row has (at least 1).
-
-        Raises:
-            ValueError: for a malformed matrix, or a row with more than k nonzero entries
-                (``ops.maxk`` keeps the largest ones).
-        """
-        if not isinstance(dense, Tensor) or dense.dim() != 2 or not dense.is_floating_point():
-            raise ValueError("expected 'dense' to be a floating-point tensor [N, F]")
-        if dense.layout != torch.strided:
-            raise ValueError(f"expected 'dense' to be strided (got {dense.layout})")
-        rows, width = dense.shape
-        dtype = index_dtype(width)
-        if width == 0:
-            raise ValueError("expected 'dense' to have at least one column")
-        most = int((dense != 0).sum(1).max()) if rows else 0
-        k = max(most, 1) if k is None else whole("k", k)
-        if not max(most, 1) <= k <= width:
-            raise ValueError(
-                f"expected 'k' between {max(most, 1)}, the entries of the fullest row, and {width} "
-                f"(got {k}); ops.maxk keeps the largest ones"
-            )
-        nonzero_first = (dense == 0).to(torch.uint8).argsort(dim=1, stable=True)
-        columns = nonzero_first[:, :k].sort(dim=1).values
-        return cls(dense.gather(1, columns), trust(columns.to(dtype), width), width)
-
 
 def check_cbsr(cbsr: object) -> None:
     """Raise ValueError unless shapes and dtypes are those of a CBSR matrix."""

@@ -18,7 +18,6 @@ __all__ = [
     "HEIGHTS",
     "LEAST",
     "Shared",
-    "entries_of",
     "kind_of",
     "per_column",
     "reuse_of",
@@ -95,7 +94,7 @@ def _known_kind(csr: CSR) -> Kind:
     return facts.shared_kind
 
 
-def entries_of(rowptr: Tensor, first: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
+def _entries_of(rowptr: Tensor, first: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
     """Return the positions in ``first`` and in ``col`` of all entries of some ranges of rows."""
     begin = rowptr[first]
     counts = rowptr[last] - begin
@@ -113,7 +112,7 @@ def _estimate(csr: CSR) -> tuple[Shared, ...]:
     some = torch.linspace(0, windows - 1, max(1, int(windows * share)), device=device).long()
     rows = (some.unsqueeze(1) * tallest + torch.arange(tallest, device=device)).flatten()
     rows = rows[rows < csr.num_rows]
-    local, entry = entries_of(csr.rowptr.long(), rows, rows + 1)
+    local, entry = _entries_of(csr.rowptr.long(), rows, rows + 1)
     row, col = rows[local], csr.col[entry].long()
     if row.numel() == 0:
         return _NOTHING

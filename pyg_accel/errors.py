@@ -3,17 +3,10 @@
 from collections.abc import Mapping, Sequence
 
 __all__ = [
-    "BackendNotSupported",
-    "DistributedError",
-    "ExtensionNotBuilt",
-    "FolderError",
-    "NotDistributable",
-    "PartitionMismatch",
-    "PygAccelError",
-    "RankLost",
-    "RanksDiverged",
+    "BackendNotSupported", "DistributedError", "ExtensionNotBuilt", "FolderError",
+    "NotDistributable", "PartitionMismatch", "PygAccelError", "RankLost", "RanksDiverged",
     "VerificationError",
-]
+]  # fmt: skip
 
 HOW_TO_BUILD = "`make venv` or `pip install --no-build-isolation -e .`"
 
@@ -37,10 +30,10 @@ class BackendNotSupported(PygAccelError, RuntimeError):
 
 
 class ExtensionNotBuilt(PygAccelError, ImportError):
-    """A native library is missing; the message carries the command that builds it."""
+    """A native library is missing; the message says why, and how to build it where that helps."""
 
     def __init__(self, library: str, why: str) -> None:
-        super().__init__(f"{library} is not available: {why}. To build it: {HOW_TO_BUILD}")
+        super().__init__(f"{library} is not available: {why}")
 
 
 class VerificationError(PygAccelError, AssertionError):
@@ -68,4 +61,4 @@ class RankLost(DistributedError):
 
 
 class FolderError(PygAccelError, ValueError):
-    """A folder of a stored graph, or a checkpoint, is incomplete, damaged or of another origin."""
+    """A folder of a stored graph is incomplete, damaged or of another origin."""

@@ -1,81 +1,39 @@
 """The graph as kernels read it: CSR by target node, its transpose, the way back to edges."""
 
-import functools
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+import weakref
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from pyg_accel.checks import require, shown, whole
-from pyg_accel.native import library_of
+from pyg_accel.csr import (
+    CSR,
+    INDEX_DTYPES,
+    Edges,
+    ascends,
+    check_csr,
+    check_perm,
+    csr_of_edges,
+    for_autograd,
+    ptr2index,
+    transpose,
+)
+from pyg_accel.machine import is_captured
 
-__all__ = ["CSR", "Graph", "check_graph", "for_autograd", "ptr2index"]
+__all__ = ["CSR", "Graph", "check_graph", "for_autograd", "pays_to_build", "ptr2index"]
 
-_INDEX_DTYPES = (torch.int32, torch.int64)
-
-
-class CSR(NamedTuple):
-    """What a backend sees of a graph: arrays of one index dtype.
-
-    Attributes:
-        rowptr: [num_rows + 1], where the entries of each row begin.
-        col: [E], the column of every entry.
-        eid: [E], the row of edge operands that belongs to every entry; None if they are in order.
-        num_cols: number of columns.
-        sorted: columns ascend within each row.
-        known: what was derived of the matrix (:func:`pyg_accel.facts.known_of`); None where only
-            its arrays tell matrices apart.
-    """
-
-    rowptr: Tensor
-    col: Tensor
-    eid: Tensor | None
-    num_cols: int
-    sorted: bool
-    known: dict[Any, Any] | None = None
-
-    @property
-    def num_rows(self) -> int:
-        """Number of rows."""
-        return self.rowptr.numel() - 1
-
-
-_P = ParamSpec("_P")
-_T = TypeVar("_T")
-
-
-def for_autograd(make: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Make arrays that autograd may save, in inference mode too: training may use what is kept."""
-
-    @functools.wraps(make)
-    def made(*args: _P.args, **kwargs: _P.kwargs) -> _T:
-        # Dynamo cannot trace the question; compiled code runs in the mode that it was traced in.
-        if torch.compiler.is_compiling() or not torch.is_inference_mode_enabled():
-            return make(*args, **kwargs)
-        with torch.inference_mode(False), torch.no_grad():
-            return make(*args, **kwargs)
-
-    return made
-
-
-def ptr2index(ptr: Tensor, size: int, dtype: torch.dtype = torch.int64) -> Tensor:
-    """Return the row of every entry, as PyG's function of that name does.
-
-    Args:
-        ptr: [N + 1], where the entries of each row begin.
-        size: number of entries, known without waiting for the device.
-        dtype: of the result, [size].
-    """
-    ids = torch.arange(ptr.numel() - 1, dtype=dtype, device=ptr.device)
-    return torch.repeat_interleave(ids, ptr.diff(), output_size=size)
+# Of building a graph, its transpose and the plans of a few calls on an H100, host included.
+BUILD_SECONDS, BUILD_SECONDS_AN_EDGE = 5e-4, 3e-10
 
 
 class Graph:
     """A directed, possibly bipartite graph in CSR form: row = target node, column = source node.
 
     Entry k of the CSR is edge ``perm[k]`` of the edge list that the graph was built from (``perm``
-    is None if the orders agree). The transpose is built when something first asks for it.
+    is None if the orders agree). On a GPU the CSR form is built when something first asks for one
+    of its arrays, and the transpose on every device.
 
     Attributes:
         rowptr: [num_rows + 1].
@@ -83,10 +41,20 @@ class Graph:
         perm: [E] or None.
         num_rows: number of target nodes.
         num_cols: number of source nodes.
+        num_edges: number of edges.
         sorted: columns ascend within each row.
+        device: device of the arrays.
         is_cuda: the arrays are on a GPU.
+        built: the CSR form exists.
+        extra_seconds: estimated time that calls took longer because it does not exist.
+        counts: [num_rows, 1, 1] float32, entries of each row, for passes over the edge list.
         plans: how operators run on the graph, by the kind of the call (:mod:`pyg_accel.ops.plan`).
     """
+
+    rowptr: Tensor
+    col: Tensor
+    perm: Tensor | None
+    sorted: bool
 
     def __init__(
         self,
@@ -109,37 +77,104 @@ class Graph:
         Raises:
             ValueError: if that is not so.
         """
-        _check_csr(rowptr, col)
+        check_csr(rowptr, col)
         inside = (col >= 0) & (col < whole("num_cols", num_cols, 0))
         require(inside.all(), f"expected 'col' within [0, {num_cols})")
         if sorted:
-            require(_ascends(rowptr, col), "expected 'col' to ascend within each row, as 'sorted' "
+            require(ascends(rowptr, col), "expected 'col' to ascend within each row, as 'sorted' "
                     "says")  # fmt: skip
         if perm is not None:
-            _check_perm(perm, col)
+            check_perm(perm, col)
             perm = perm.contiguous()
         self._hold(rowptr.contiguous(), col.contiguous(), perm, num_cols, sorted=sorted)
 
     def _hold(
         self, rowptr: Tensor, col: Tensor, perm: Tensor | None, num_cols: int, *, sorted: bool
     ) -> None:
-        self.rowptr = rowptr
-        self.col = col
-        self.perm = perm
-        self.num_rows = rowptr.numel() - 1
+        self._describe(rowptr.numel() - 1, num_cols, col.numel(), rowptr)
+        self._hold_arrays(rowptr, col, perm, sorted)
+
+    def _describe(self, num_rows: int, num_cols: int, num_edges: int, like: Tensor) -> None:
+        """Set what does not need the CSR form; ``like`` is on the device of the graph."""
+        self.num_rows = num_rows
         self.num_cols = num_cols
-        self.sorted = sorted
+        self.num_edges = num_edges
+        self.device = like.device
+        self.is_cuda = like.is_cuda
+        self.built = False
+        self.extra_seconds = 0.0
+        self.counts: Tensor | None = None
+        self.plans: dict[Any, Any] = {}
+        self._edges: _EdgeList | None = None
+        self._target = 1
+        self._captured = False
         self._transposed: tuple[Tensor, Tensor, Tensor] | None = None
         self._transposed_edges: Tensor | None = None
         self._degree: Tensor | None = None
-        self.is_cuda = rowptr.is_cuda
-        self.plans: dict[Any, Any] = {}
         self._known: dict[Any, Any] = {}
         self._known_of_transpose: dict[Any, Any] = {}
 
+    def _hold_arrays(self, rowptr: Tensor, col: Tensor, perm: Tensor | None, sorted: bool) -> None:
+        self.rowptr = rowptr
+        self.col = col
+        self.perm = perm
+        self.sorted = sorted
+        self.built = True
+
+    def __getattr__(self, name: str) -> Any:
+        # Of attributes that are not there yet; those of a built graph are found without a call.
+        if name not in ("rowptr", "col", "perm", "sorted"):
+            raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
+        return getattr(self.build(), name)
+
     def __getstate__(self) -> dict[str, Any]:
+        self.build()
         # Copies run with plans of their own.
-        return self.__dict__ | {"plans": {}, "_known": {}, "_known_of_transpose": {}}
+        return self.__dict__ | {
+            "plans": {}, "_known": {}, "_known_of_transpose": {}, "_edges": None
+        }  # fmt: skip
+
+    _from_coo = staticmethod(csr_of_edges)
+
+    def edge_list(self) -> Edges | None:
+        """Return the edge list of a graph that is not built.
+
+        None for a graph that is built, or whose list cannot be read any more as it was given.
+        """
+        edge_index = None if self._edges is None else self._edges.tensor()
+        if edge_index is None:
+            return None
+        return Edges(edge_index, self._target, self.num_rows, self.num_cols)
+
+    def release_edges(self) -> None:
+        """Do not keep the edge list alive; whoever uses the graph does."""
+        if self._edges is not None:
+            self._edges.release()
+
+    def build(self, edge_index: Tensor | None = None) -> "Graph":
+        """Build the CSR form of the edge list.
+
+        Args:
+            edge_index: the edge list; by default the one that the graph refers to.
+
+        Returns:
+            The graph. While a CUDA graph is captured, another one: its arrays hold no values yet.
+
+        Raises:
+            RuntimeError: if the edge list has been freed.
+        """
+        if self.built:
+            return self
+        if edge_index is None:
+            assert self._edges is not None, "a graph has arrays or an edge list"
+            edge_index = self._edges.restored()
+        rows, cols = edge_index[self._target], edge_index[1 - self._target]
+        arrays = Graph._from_coo(rows, cols, self.num_rows, self.num_cols)
+        if is_captured(edge_index) and not self._captured:
+            return Graph.trusted(*arrays, self.num_cols, sorted=True)
+        self._hold_arrays(*arrays, sorted=True)
+        self._edges = None
+        return self
 
     @classmethod
     def trusted(
@@ -165,14 +200,14 @@ class Graph:
         Raises:
             ValueError: if the arrays are not a CSR matrix.
         """
-        _check_csr(rowptr, col)
+        check_csr(rowptr, col)
         low, high = (int(col.min()), int(col.max())) if col.numel() else (0, -1)
         if num_cols is None:
             num_cols = max(rowptr.numel() - 1, high + 1)
         if low < 0 or high >= whole("num_cols", num_cols, 0):
             raise ValueError(f"expected 'col' within [0, {num_cols}) (got {low} to {high})")
         rowptr, col = rowptr.contiguous(), col.contiguous()
-        ordered = bool(_ascends(rowptr, col))
+        ordered = bool(ascends(rowptr, col))
         return cls.trusted(rowptr, col, None, num_cols, sorted=ordered)
 
     @classmethod
@@ -182,7 +217,10 @@ class Graph:
         size: tuple[int | None, int | None] | None = None,
         flow: str = "source_to_target",
     ) -> "Graph":
-        """Build the CSR form of an edge list by counting sort: linear in edges and nodes.
+        """Return the graph of an edge list, whose CSR form takes a counting sort.
+
+        On a CPU it is built at once. On a GPU it is built when something asks for it, and until
+        then the edge list must not be changed in place.
 
         Args:
             edge_index: [2, E] int32 or int64 of source (row 0) and target ids (row 1), in any
@@ -207,7 +245,7 @@ class Graph:
             raise ValueError(
                 f"expected 'edge_index' of shape [2, E] (got {list(edge_index.shape)})"
             )
-        if edge_index.dtype not in _INDEX_DTYPES:
+        if edge_index.dtype not in INDEX_DTYPES:
             raise ValueError(f"expected 'edge_index' to be int32 or int64 (got {edge_index.dtype})")
         if flow not in ("source_to_target", "target_to_source"):
             raise ValueError(f"unknown flow '{flow}'")
@@ -220,43 +258,33 @@ class Graph:
             most = int(edge_index.max()) + 1 if edge_index.numel() else 0
             sizes = [most if n is None else n for n in sizes]
         target = 1 if flow == "source_to_target" else 0
-        rows, cols = edge_index[target], edge_index[1 - target]
-        return cls._from_coo(rows, cols, int(sizes[target] or 0), int(sizes[1 - target] or 0))
+        graph = cls.of_edges(
+            edge_index, target, int(sizes[target] or 0), int(sizes[1 - target] or 0)
+        )
+        return graph if graph.is_cuda else graph.build()
 
     @classmethod
-    @for_autograd
-    def _from_coo(cls, row: Tensor, col: Tensor, num_rows: int, num_cols: int) -> "Graph":
-        # 32-bit indices halve what the kernels read beside the features.
-        narrow = _are_narrow(num_rows, num_cols, row)
-        library = library_of(row.device)
-        if library is not None and row.is_cuda and narrow:
-            rowptr, col, perm = library.csr_from_coo(row, col, num_rows, num_cols)
-            return cls.trusted(rowptr, col, perm, num_cols, sorted=True)
-        row, col = row.contiguous(), col.contiguous()
-        if library is not None and not row.is_cuda:
-            try:
-                arrays = library.csr_from_coo(row, col, num_rows, num_cols, not narrow)
-            except RuntimeError as error:
-                if "outside of" not in str(error):
-                    raise
-                line = str(error).splitlines()[0]
-                raise IndexError(line[line.index("found") :]) from None  # without the place in C++
-            rowptr, col, perm = arrays
-            return cls.trusted(rowptr, col, perm, num_cols, sorted=True)
-        for name, ids, most in (("target", row, num_rows), ("source", col, num_cols)):
-            inside = ((ids >= 0) & (ids < most)).all()
-            if ids.device.type == "cpu":
-                if not bool(inside):
-                    raise IndexError(f"found {name} ids outside of [0, {most})")
-            else:  # as PyG's own kernels do there: without waiting for the device
-                torch._assert_async(inside, f"found {name} ids outside of [0, {most})")
-        dtype = torch.int32 if narrow else torch.int64
-        stride = max(num_cols, 1)
-        keys, perm = torch.sort(row.long() * stride + col, stable=True)
-        starts = torch.arange(0, (num_rows + 1) * stride, stride, device=row.device)
-        rowptr = torch.searchsorted(keys, starts, out_int32=narrow)
-        col, perm = (keys % stride).to(dtype), perm.to(dtype)
-        return cls.trusted(rowptr, col, perm, num_cols, sorted=True)
+    def of_edges(
+        cls,
+        edge_index: Tensor,
+        target: int,
+        num_rows: int,
+        num_cols: int,
+    ) -> "Graph":
+        """Refer to an edge list, without looking at it.
+
+        Args:
+            edge_index: [2, E] int32 or int64.
+            target: its row of target nodes.
+            num_rows: number of target nodes.
+            num_cols: number of source nodes.
+        """
+        graph = cls.__new__(cls)
+        graph._describe(num_rows, num_cols, edge_index.size(1), edge_index)
+        graph._target = target
+        graph._edges = _EdgeList(edge_index)
+        graph._captured = is_captured(edge_index)
+        return graph
 
     def arrays(self) -> list[Tensor | None]:
         """Return all arrays, those of the transpose too, in the order of :meth:`of_arrays`."""
@@ -275,21 +303,17 @@ class Graph:
         return graph
 
     @property
-    def num_edges(self) -> int:
-        """Number of edges."""
-        return self.col.numel()
-
-    @property
-    def device(self) -> torch.device:
-        """Where the arrays live."""
-        return self.rowptr.device
-
-    @property
     @for_autograd
     def degree(self) -> Tensor:
-        """[num_rows], entries of each row."""
+        """[num_rows], entries of each row; it needs no CSR form."""
         if self._degree is None:
-            self._degree = self.rowptr[1:] - self.rowptr[:-1]
+            edges = self.edge_list()
+            if edges is None:
+                self._degree = self.rowptr[1:] - self.rowptr[:-1]
+            else:
+                rows = edges.edge_index[edges.target]
+                zeros = torch.zeros(self.num_rows, dtype=torch.int32, device=self.device)
+                self._degree = zeros.index_add_(0, rows, zeros.new_ones(1).expand_as(rows))
         return self._degree
 
     @property
@@ -303,14 +327,18 @@ class Graph:
         Args:
             edge_order: edge operands are in the order of the edge list, not in that of the CSR.
         """
+        if not self.built and (other := self.build()) is not self:
+            return other.csr(edge_order=edge_order)
         eid = self.perm if edge_order else None
         return CSR(self.rowptr, self.col, eid, self.num_cols, self.sorted, self._known)
 
     @for_autograd
     def transposed(self, *, edge_order: bool = False) -> CSR:
         """Return the arrays of the transposed graph, for edge operands in the order of this one."""
+        if not self.built and (other := self.build()) is not self:
+            return other.transposed(edge_order=edge_order)
         if self._transposed is None:
-            self._transposed = _transpose(self.rowptr, self.col, self.num_cols)
+            self._transposed = transpose(self.rowptr, self.col, self.num_cols)
         rowptr, col, perm = self._transposed
         if edge_order and self.perm is not None:
             if self._transposed_edges is None:
@@ -319,10 +347,73 @@ class Graph:
         return CSR(rowptr, col, perm, self.num_rows, True, self._known_of_transpose)
 
     def __repr__(self) -> str:
+        dtype = f"{self.rowptr.dtype}, " if self.built else ""
         return (
             f"Graph(num_rows={self.num_rows}, num_cols={self.num_cols}, "
-            f"num_edges={self.num_edges}, {self.rowptr.dtype}, device={self.device})"
+            f"num_edges={self.num_edges}, {dtype}device={self.device})"
         )
+
+
+class _EdgeList:
+    """A reference to an edge list [2, E], which must not change before it is read.
+
+    Attributes:
+        strong: the list, where the graph keeps it alive.
+    """
+
+    __slots__ = ("_part", "_version", "_weak", "strong")
+
+    def __init__(self, edge_index: Tensor) -> None:
+        self.strong: Tensor | None = edge_index
+        self._version = None if edge_index.is_inference() else edge_index._version
+        self._weak: weakref.ref[Tensor] | None = None
+        self._part: tuple[Any, ...] = ()
+
+    def release(self) -> None:
+        """Do not keep it alive."""
+        edge_index = self.strong
+        if edge_index is not None:
+            self._weak, self.strong = weakref.ref(edge_index), None
+            self._part = (
+                weakref.ref(edge_index.untyped_storage()), edge_index.dtype,
+                (edge_index.storage_offset(), edge_index.shape, edge_index.stride()),
+            )  # fmt: skip
+
+    def tensor(self) -> Tensor | None:
+        """Return it; None if that tensor has been freed, though its memory may not be."""
+        edge_index = self.strong if self._weak is None else self._weak()
+        if edge_index is None or self._version in (None, edge_index._version):
+            return edge_index
+        raise RuntimeError("the edge list of a graph was changed in place before it was read")
+
+    def restored(self) -> Tensor:
+        """Return it, or another tensor of the same memory."""
+        edge_index = self.tensor()
+        if edge_index is not None:
+            return edge_index
+        owner, dtype, part = self._part
+        storage = owner()
+        if storage is None:
+            raise RuntimeError("the edge list of a graph was freed before it was read")
+        empty = torch.empty(0, dtype=dtype, device=storage.device)
+        restored: Tensor = empty.set_(storage, *part)
+        return restored
+
+
+def pays_to_build(graph: Graph, seconds: float) -> bool:
+    """Return whether a graph is to be built before a call that takes so much longer if it is not.
+
+    If not, the time is added to the account of the graph, which is built when that reaches the time
+    of building: at most twice the best in hindsight, whatever follows.
+
+    Args:
+        graph: a graph that is not built.
+        seconds: what the call and its gradient take longer on the edge list.
+    """
+    if graph.extra_seconds >= BUILD_SECONDS + BUILD_SECONDS_AN_EDGE * graph.num_edges:
+        return True
+    graph.extra_seconds += seconds
+    return False
 
 
 def check_graph(graph: object) -> None:
@@ -335,51 +426,15 @@ def check_graph(graph: object) -> None:
         )
 
 
-def _check_csr(rowptr: Tensor, col: Tensor) -> None:
-    """Raise ValueError for arrays that are no CSR matrix, whatever its columns."""
-    for name, array in (("rowptr", rowptr), ("col", col)):
-        if not isinstance(array, Tensor) or array.dim() != 1:
-            raise ValueError(f"expected '{name}' to be a one-dimensional tensor")
-        if array.dtype not in _INDEX_DTYPES:
-            raise ValueError(f"expected '{name}' to be int32 or int64 (got {array.dtype})")
-    if rowptr.dtype != col.dtype or rowptr.device != col.device:
-        raise ValueError("expected 'rowptr' and 'col' to share their dtype and device")
-    ends = "expected 'rowptr' to run from 0 to the number of entries of 'col'"
-    if rowptr.numel() == 0:
-        raise ValueError(ends)
-    require((rowptr[0] == 0) & (rowptr[-1] == col.numel()), ends)
-    require((rowptr[1:] >= rowptr[:-1]).all(), "expected 'rowptr' to ascend")
+class _Unchanged:
+    """An edge list that must not change in place before it is read."""
 
+    def __init__(self, edge_index: Tensor) -> None:
+        self._tensor = edge_index
+        self._version = None if edge_index.is_inference() else edge_index._version
 
-def _ascends(rowptr: Tensor, col: Tensor) -> Tensor:
-    """Whether columns ascend within each row, as a tensor of one element."""
-    row = ptr2index(rowptr, col.numel())
-    return ((col[1:] >= col[:-1]) | (row[1:] != row[:-1])).all()
-
-
-def _check_perm(perm: Tensor, col: Tensor) -> None:
-    if not isinstance(perm, Tensor) or perm.shape != col.shape:
-        raise ValueError(f"expected 'perm' to be a tensor {list(col.shape)} (got {shown(perm)})")
-    if perm.dtype != col.dtype or perm.device != col.device:
-        raise ValueError("expected 'perm' to share dtype and device with 'col'")
-    message = f"expected 'perm' to have every number of [0, {col.numel()}) once"
-    require(((perm >= 0) & (perm < col.numel())).all(), message)
-    seen = torch.zeros(col.numel(), dtype=torch.bool, device=col.device)
-    require(seen.index_fill_(0, perm.long(), True).all(), message)
-
-
-def _are_narrow(num_rows: int, num_cols: int, entries: Tensor) -> bool:
-    """Whether indices of 32 bits can count everything."""
-    return max(num_rows, num_cols, entries.numel()) < 2**31 - 1
-
-
-def _transpose(rowptr: Tensor, col: Tensor, num_cols: int) -> tuple[Tensor, Tensor, Tensor]:
-    library = library_of(col.device)
-    if library is not None and (not col.is_cuda or _are_narrow(rowptr.numel() - 1, num_cols, col)):
-        colptr, row, perm = library.csr_transpose(rowptr, col, num_cols)
-        return colptr, row, perm
-    row = ptr2index(rowptr, col.numel(), col.dtype)
-    columns, perm = torch.sort(col, stable=True)
-    starts = torch.arange(num_cols + 1, dtype=col.dtype, device=col.device)
-    colptr = torch.searchsorted(columns, starts, out_int32=col.dtype == torch.int32)
-    return colptr, row[perm], perm.to(col.dtype)
+    def __call__(self) -> Tensor:
+        """Return it; RuntimeError if it has changed."""
+        if self._version is not None and self._tensor._version != self._version:
+            raise RuntimeError("the edge list of a graph was changed in place before it was read")
+        return self._tensor

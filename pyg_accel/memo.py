@@ -131,25 +131,21 @@ class Running(threading.local):
     Attributes:
         inside: whether a memoised function runs; functions that it calls are not memoised.
         lent: tensors that the running layer has borrowed; None outside of layers.
-        layer: the running layer.
     """
 
     inside = False
     lent: list[Tensor] | None = None
-    layer: Any = None
 
-    def begin(self, layer: Any) -> tuple[list[Tensor] | None, Any]:
+    def begin(self) -> list[Tensor] | None:
         """Let a layer borrow results until :meth:`end` is called with what this returns."""
-        before = self.lent, self.layer
-        self.lent, self.layer = [], layer
+        before, self.lent = self.lent, []
         return before
 
-    def end(self, before: tuple[list[Tensor] | None, Any]) -> list[Tensor]:
+    def end(self, before: list[Tensor] | None) -> list[Tensor]:
         """Return what the layer has borrowed; for a layer around it, that is still borrowed."""
-        lent = self.lent or []
-        self.lent, self.layer = before
-        if self.lent is not None:
-            self.lent += lent
+        lent, self.lent = self.lent or [], before
+        if before is not None:
+            before += lent
         return lent
 
     def call(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:

@@ -18,9 +18,8 @@ from torch.nn.parameter import is_lazy
 
 from pyg_accel.cache import version_of
 
-__all__ = ["CONSTANT", "ModuleState", "as_it_was", "modules_in", "refill", "tensors_of"]
+__all__ = ["ModuleState", "as_it_was", "modules_in", "refill", "tensors_of"]
 
-CONSTANT = "_tensor_constant"  # torch.fx keeps tensors that code makes under such names
 _CONTAINERS = {dict, OrderedDict, defaultdict, list, set, deque}
 
 
@@ -71,8 +70,8 @@ class ModuleState:
         """Return what has changed, as text; empty if nothing."""
         for container, before in self._containers:
             if isinstance(container, dict):
-                names = [n for n in {**before, **container} if not str(n).startswith(CONSTANT)
-                         and container.get(n) is not before.get(n)]  # fmt: skip
+                names = [n for n in {**before, **container}
+                         if container.get(n) is not before.get(n)]  # fmt: skip
                 if names:
                     return f"it changes {', '.join(map(str, names))}"
             elif not _same(container, before):

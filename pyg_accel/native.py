@@ -15,15 +15,9 @@ from pyg_accel.functions import numbers
 from pyg_accel.settings import settings, variables
 
 __all__ = [
-    "Entry",
-    "build_info",
-    "cpu_library",
-    "cpu_unavailable_reasons",
-    "cuda_library",
-    "cuda_unavailable_reasons",
-    "direct",
-    "library_of",
-]
+    "Entry", "build_info", "cpu_library", "cpu_unavailable_reasons", "cuda_library",
+    "cuda_unavailable_reasons", "direct", "library_of",
+]  # fmt: skip
 
 _FOLDER = Path(__file__).parent
 
@@ -56,8 +50,14 @@ def _load_cuda() -> tuple[str, ...]:
 
 
 def cpu_unavailable_reasons() -> list[str]:
-    """Return why the CPU library cannot be used; empty means that it is loaded."""
-    return list(_load_cpu())
+    """Return why the CPU library cannot be used; empty means that it is loaded.
+
+    Raises:
+        ValueError: if it lacks the instruction set that is asked for.
+    """
+    if not (reasons := list(_load_cpu())):
+        cpu_library()
+    return reasons
 
 
 def cpu_library() -> Any:
@@ -162,6 +162,10 @@ _applied_isa = ""
 def _follow_settings(library: Any) -> None:
     global _applied, _applied_isa
     if settings.isa != _applied_isa:
+        supported = library.info().partition("supported=")[2].partition(";")[0].split(",")
+        if settings.isa not in ("", *supported):
+            raise ValueError(f"expected PYG_ACCEL_ISA to be one of {', '.join(supported)}, which "
+                             f"this processor and build have (got '{settings.isa}')")  # fmt: skip
         library.configure(settings.isa, 0, 0)
         _applied_isa = settings.isa
     _applied = settings.changes, *_isa()

@@ -95,6 +95,9 @@ class Settings:
     disable = Setting("", "comma-separated names of backends that must not be chosen")
     graph_cache = Setting(64, "number of edge_index tensors whose graphs are stored")
     isa = Setting("", "CPU kernels: `portable`, `avx2` or `avx512`; empty picks the fastest")
+    replace_pyg_lib = Setting(
+        False, "let patch() give PyG this package's operators also where pyg-lib is installed"
+    )
     tuning = Setting(
         "~/.cache/pyg_accel/tuning.json",
         "what `python -m pyg_accel tune` measured on this machine: a JSON file",
@@ -129,6 +132,15 @@ class Settings:
 
     def __dir__(self) -> list[str]:
         return [setting.name for setting in SETTINGS]
+
+    def changed(self) -> dict[str, bool | int | str]:
+        """Return the values that are no defaults, by environment variable.
+
+        Raises:
+            ValueError: naming a variable that holds no value of its setting.
+        """
+        values = {setting: getattr(self, setting.name) for setting in SETTINGS}
+        return {s.variable: value for s, value in values.items() if value != s.default}
 
 
 def variables(*names: str) -> Callable[[], Iterator[Any]]:

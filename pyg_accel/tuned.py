@@ -5,11 +5,11 @@ devices of a kind, ``"cpu"`` or ``"cuda"``. An object may have these parts:
 
 - ``"size"``: the numbers that decide from which size on calls are accelerated; see
   :mod:`pyg_accel.patching.size`.
-- ``"launch"``: launch parameters of Triton's kernels; see :mod:`pyg_accel.backends.triton.launch`.
 - ``"measured"``: when and with which versions; only for information.
 """
 
 import json
+import os
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -19,48 +19,31 @@ import torch
 from pyg_accel.machine import Device
 from pyg_accel.settings import Settings, settings
 
-__all__ = ["device_of_kind", "read_tuning", "tuned", "tuned_launch", "tuning_file"]
+__all__ = ["device_of_kind", "read_tuning", "tuned", "tuning_file"]
 
 
 def tuning_file() -> Path:
-    """Return the path of the file, which need not exist."""
-    return Path(settings.tuning).expanduser()
+    """Return the path of the file, which need not exist.
+
+    Raises:
+        ValueError: if it is in the folder of a user who has none, as in many containers.
+    """
+    path = os.path.expanduser(settings.tuning)
+    if path.startswith("~"):
+        raise ValueError(f"there is no home folder for '{path}': set HOME, or let PYG_ACCEL_TUNING "
+                         "name a file")  # fmt: skip
+    return Path(path)
 
 
 def tuned(device: Device) -> dict[str, Any]:
     """Return the object of a device in the file; empty if there is none, or no file.
 
     Raises:
-        ValueError: naming the file, if it does not have an object for each device, or if the
-            setting names a file that does not exist.
+        ValueError: naming the file, if it is no tuning file, or if the setting names a file that
+            does not exist.
     """
-    name = settings.tuning
-    devices = _read(tuning_file(), name != Settings.tuning.default) if name else {}
+    devices = _read(settings.tuning) if settings.tuning else {}
     return devices.get(device.slug) or devices.get(device.kind) or {}
-
-
-def tuned_launch(name: str) -> dict[str, dict[str, int]]:
-    """Return the launch parameters that were measured on a GPU, for each class of graphs.
-
-    Args:
-        name: of the GPU.
-
-    Raises:
-        ValueError: naming the file, if a parameter is not a positive number.
-    """
-    parameters: dict[str, dict[str, int]] = tuned(Device("cuda", name)).get("launch", {})
-    try:
-        wrong = [
-            f"{kind}: {name}"
-            for kind, entry in parameters.items()
-            for name, value in entry.items()
-            if type(value) is not int or value < 1
-        ]
-    except AttributeError:
-        wrong = ["no objects"]
-    if wrong:
-        raise ValueError(f"expected launch parameters in '{tuning_file()}' ({', '.join(wrong)})")
-    return parameters
 
 
 @lru_cache(maxsize=16)
@@ -77,20 +60,27 @@ def device_of_kind(kind: str, threads: int) -> Device:
 
 
 @lru_cache(maxsize=4)
-def _read(path: Path, required: bool) -> dict[str, dict[str, Any]]:
-    return read_tuning(path) if required or path.exists() else {}
+def _read(name: str) -> dict[str, dict[str, Any]]:
+    # exists() of os, unlike that of pathlib, is False where a folder may not be looked into.
+    if name == Settings.tuning.default and not os.path.exists(os.path.expanduser(name)):
+        return {}
+    return read_tuning(tuning_file())
 
 
 def read_tuning(path: Path) -> dict[str, dict[str, Any]]:
     """Return the object of each device in a file.
 
     Raises:
-        ValueError: naming the file, if it does not have an object for each device.
+        ValueError: naming the file, if it is no tuning file, or has costs that no machine has.
     """
     try:
         devices = json.loads(path.read_text())
-        if not isinstance(devices, dict) or not all(isinstance(d, dict) for d in devices.values()):
-            raise TypeError("the file must hold an object for each device")
-    except (OSError, ValueError, TypeError) as error:
+        for device, parts in devices.items():
+            if not parts.keys() & {"size", "launch", "measured"}:
+                raise TypeError(f"'{device}' is no object of a device")
+            for name, number in parts.get("size", {}).items():
+                if type(number) not in (int, float) or not 1e-6 <= number <= 1e9:
+                    raise TypeError(f"{name} of '{device}' is {number!r}, which no machine has")
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"expected tuned parameters in '{path}': {error!r}") from error
-    return devices
+    return devices  # type: ignore[no-any-return]

@@ -1,15 +1,15 @@
 """What every test shares: tiers, seeds, a clean house before and after, runs to compare."""
 
-import ast
 import fcntl
+import functools
 import gc
 import os
 import random
+import re
 import subprocess
-import sys
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
-from functools import cache
 from glob import glob
 from importlib.util import find_spec
 from itertools import combinations
@@ -49,52 +49,7 @@ def pytest_configure() -> None:
     """
     from torch_geometric.nn import SAGEConv
 
-    make_new_layers_cheap()
     SAGEConv(1, 1)
-
-
-def make_new_layers_cheap() -> None:
-    """Read a file and parse a template once, not for each of the hundreds of classes of the tests.
-
-    The first instance of a class of layers renders PyG's template and looks for its own source, for
-    which Python up to 3.12 parses the whole file.
-    """
-    from jinja2 import Environment, FileSystemLoader
-    from torch_geometric import inspector, template
-
-    environment = cache(lambda folder: Environment(loader=FileSystemLoader(folder)))
-    template.Environment = lambda loader: environment(*loader.searchpath)
-    search = inspector.Inspector.get_source
-
-    def get_source(self: Any, cls: type | None = None) -> str:
-        cls = cls or self._cls
-        file = getattr(sys.modules.get(cls.__module__), "__file__", None)
-        found = sources_of_classes(file).get(cls.__qualname__) if file else None
-        return search(self, cls) if found is None else found
-
-    inspector.Inspector.get_source = get_source
-
-
-@cache
-def sources_of_classes(file: str) -> dict[str, str]:
-    """The text of each class of a file by its qualified name; of several the first."""
-    found: dict[str, str] = {}
-    lines = Path(file).read_text().splitlines(keepends=True)
-
-    def visit(node: ast.AST, prefix: str) -> None:
-        for child in ast.iter_child_nodes(node):
-            inner = prefix
-            if isinstance(child, ast.ClassDef):
-                first = min([child.lineno, *(d.lineno for d in child.decorator_list)])
-                text = "".join(lines[first - 1 : child.end_lineno])
-                found.setdefault(prefix + child.name, text)
-                inner = f"{prefix}{child.name}."
-            elif isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                inner = f"{prefix}{child.name}.<locals>."
-            visit(child, inner)
-
-    visit(ast.parse("".join(lines)), "")
-    return found
 
 
 def covering(rows: Sequence[tuple[Hashable, ...]], strength: int) -> list[int]:
@@ -148,23 +103,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.full)
 
 
-def pytest_collection_finish() -> None:
-    """Keep the garbage collector away from thousands of tests, torch and PyG.
-
-    Tests and torch's compiler ask for a full collection hundreds of times.
-    """
-    gc.collect()
-    gc.freeze()
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print how many tests were skipped, and why; first those that need a GPU."""
+    reasons: dict[bool, Counter[str]] = {True: Counter(), False: Counter()}
+    for report in terminalreporter.stats.get("skipped", []):
+        reason = str(report.longrepr[2]).removeprefix("Skipped: ")
+        needs_gpu = "gpu" in report.keywords or re.search("GPU|CUDA", reason) is not None
+        reasons[needs_gpu][reason] += 1
+    for needs_gpu, counts in reasons.items():
+        what = "for want of a GPU" if needs_gpu else "for other reasons"
+        terminalreporter.write_line(f"{counts.total()} tests skipped {what}")
+        for reason, count in counts.most_common():
+            terminalreporter.write_line(f"{count:6} {reason}")
 
 
 @pytest.fixture(scope="session", autouse=True)
-def quick_interpreter() -> None:
-    """Save Triton's interpreter the overflows of integers, which it asserts with ``debug`` only."""
+def interpreted_integers() -> None:
+    """Let Triton's interpreter assert that no integer overflows: offsets may be of 32 bits."""
     if os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton"):
         from triton.runtime.interpreter import interpreter_builder
 
-        assert not interpreter_builder.options.debug
-        interpreter_builder.options = replace(interpreter_builder.options, sanitize_overflow=False)
+        interpreter_builder.options = replace(interpreter_builder.options, debug=True)
 
 
 @pytest.fixture(autouse=True)
@@ -201,6 +160,25 @@ def clean_house(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         handle.remove()
     assert not left
     assert not reasons.is_active()
+
+
+@pytest.fixture
+def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fill what Python allocates with NaN, so that what a kernel does not write is seen."""
+
+    def poison(allocate: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        @functools.wraps(allocate)
+        def filled(*args: Any, **kwargs: Any) -> Tensor:
+            out = allocate(*args, **kwargs)
+            plain = type(out) is Tensor and not torch.compiler.is_compiling()
+            if plain and out.is_floating_point():
+                out.detach().fill_(torch.nan)
+            return out
+
+        return filled
+
+    for owner, name in ((torch, "empty"), (torch, "empty_like"), (Tensor, "new_empty")):
+        monkeypatch.setattr(owner, name, poison(getattr(owner, name)))
 
 
 @pytest.fixture
@@ -363,7 +341,7 @@ def cuda_on_cpu(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 def compile_for_cpu(built: Path) -> None:
     """Compile the kernels that need nothing of a GPU."""
-    names = ("cbsr_*.c*", "row_spmm*.c*", "maxk.cu", "take.cu", "neighbors*.c*", "self_loops.c*",
+    names = ("cbsr_*.c*", "maxk.cu", "take.cu", "neighbors*.c*", "self_loops.c*",
              "collate.c*")  # fmt: skip
     sources = [path for name in names for path in glob(f"{ROOT}/csrc/cuda/{name}")]
     sources = [path for path in sources if not path.endswith(".cuh")]

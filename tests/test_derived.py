@@ -16,7 +16,6 @@ from pyg_accel.cache import Snapshot, arrays_of, version_of
 from pyg_accel.derived import Seen, derived, find, forget, holding, keep, values
 from pyg_accel.graph import CSR
 from pyg_accel.ops.csr import graph_of
-from pyg_accel.ops.groups import groups_of_ptr
 from pyg_accel.settings import settings
 
 
@@ -281,16 +280,6 @@ def test_no_more_graphs_are_kept_than_the_setting_allows(stored_graphs):
     assert stored_graphs() == 2
     assert graph_of(edges[2], 6, 6, 1) is graphs[2]
     assert graph_of(edges[0], 6, 6, 1) is not graphs[0]
-
-
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-def test_groups_by_their_beginnings_go_with_them(dtype):
-    ptr = torch.tensor([0, 2, 3], dtype=dtype)
-    owner, graph = weakref.ref(ptr), weakref.ref(groups_of_ptr(ptr, 3))
-    del ptr
-    gc.collect()
-    assert owner() is None
-    assert graph() is None
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])

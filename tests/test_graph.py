@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pyg_accel import Graph
-from pyg_accel import graph as graph_module
+from pyg_accel import csr as csr_module
 from pyg_accel.testing import zoo
 
 
@@ -18,7 +18,7 @@ from pyg_accel.testing import zoo
 def builder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Build with the native library, or as on a machine that has none."""
     if request.param == "torch":
-        monkeypatch.setattr(graph_module, "library_of", lambda device: None)
+        monkeypatch.setattr(csr_module, "library_of", lambda device: None)
     return request.param
 
 
@@ -229,3 +229,39 @@ def test_a_column_beyond_num_cols_is_refused():
 def test_the_repr_tells_the_size():
     graph = Graph.from_edge_index(torch.tensor([[0], [1]]), (3, 2))
     assert repr(graph) == "Graph(num_rows=2, num_cols=3, num_edges=1, torch.int32, device=cpu)"
+
+
+def test_a_graph_of_edges_is_built_when_something_asks_for_it():
+    edges = torch.tensor([[0, 1, 2, 0], [1, 1, 0, 2]])
+    graph = Graph.of_edges(edges, 1, 3, 4)
+    assert (graph.num_rows, graph.num_cols, graph.num_edges, graph.built) == (3, 4, 4, False)
+    assert graph.degree.tolist() == [1, 2, 1]
+    assert not graph.built
+    assert graph.edge_list().edge_index is edges
+    assert graph.edge_list()[1:] == (1, 3, 4)
+    same = Graph.from_edge_index(edges, (4, 3))
+    assert graph.rowptr.tolist() == same.rowptr.tolist()
+    assert graph.built
+    assert graph.edge_list() is None
+    assert torch.equal(graph.transposed(edge_order=True).eid, same.transposed(edge_order=True).eid)
+
+
+def test_an_edge_list_that_was_released_is_read_as_long_as_its_memory_lives():
+    edges = torch.tensor([[0, 1, 2, 0], [1, 1, 0, 2]])
+    part = edges[:, :3]
+    graph, gone = Graph.of_edges(part, 1, 3, 3), Graph.of_edges(edges.clone(), 1, 3, 3)
+    for released in (graph, gone):
+        released.release_edges()
+    del part
+    assert graph.edge_list() is None
+    assert graph.rowptr.tolist() == [0, 1, 3, 3]
+    with pytest.raises(RuntimeError, match="was freed"):
+        gone.rowptr  # noqa: B018
+
+
+def test_an_edge_list_must_not_change_before_it_is_read():
+    edges = torch.tensor([[0, 1], [1, 0]])
+    graph = Graph.of_edges(edges, 1, 2, 2)
+    edges += 0
+    with pytest.raises(RuntimeError, match="changed in place"):
+        graph.csr()

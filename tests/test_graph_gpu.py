@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pyg_accel import Graph
-from pyg_accel import graph as graph_module
+from pyg_accel import csr as csr_module
 from pyg_accel.native import cuda_library, cuda_unavailable_reasons
 from pyg_accel.testing import zoo
 
@@ -23,7 +23,7 @@ DTYPES = pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=["int3
 def builder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Build with the native library, or as where it was not compiled."""
     if request.param == "torch":
-        monkeypatch.setattr(graph_module, "library_of", lambda device: None)
+        monkeypatch.setattr(csr_module, "library_of", lambda device: None)
     elif reasons := cuda_unavailable_reasons():
         pytest.skip("; ".join(reasons))
     return request.param

@@ -7,9 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import pyg_accel
 from pyg_accel import __main__ as program
+
+ROOT = Path(__file__).parents[1]
 
 
 def test_doctor_lists_packages_backends_and_a_verdict(capsys):
@@ -161,3 +164,31 @@ def test_run_leaves_the_status_of_a_script_alone(folder):
     with pytest.raises(SystemExit) as ended:
         program.main(["run", "ending.py"])
     assert ended.value.code == 7
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("suite", ["kernels", "epochs", "batches"])
+def test_benchmarks_of_a_gpu_that_is_not_there_are_refused(suite, capsys, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT))
+    assert program.main(["bench", "--device", "cuda", "--suite", suite]) == 2
+    assert capsys.readouterr().err == "python -m pyg_accel bench: there is no CUDA device\n"
+
+
+def test_benchmarks_name_the_packages_that_they_need(capsys, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT))
+    found = program.find_spec
+    monkeypatch.setattr(program, "find_spec", lambda n: None if n == "psutil" else found(n))
+    assert program.main(["bench"]) == 2
+    assert "it needs psutil: pip install psutil" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("module", "found", "newer"),
+    [
+        ("torch", "99.0.0+cpu", True), ("torch", "2.13.0+cpu", False), ("torch", "2.9", False),
+        ("torch", "found, version unknown", False), ("torch_geometric", "3.0.0", True),
+        ("torch_geometric", "2.8.1", False), ("triton", "99.0", False),
+    ],
+)  # fmt: skip
+def test_versions_newer_than_what_was_tested_are_noted(module, found, newer):
+    assert ("newer than" in program._untested(module, found)) is newer

@@ -1,15 +1,19 @@
 """What a release consists of beside the package: one version, workflows, a table that is true."""
 
+import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 import pyg_accel
+from pyg_accel.__main__ import TESTED
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -105,13 +109,26 @@ def test_the_compatibility_table_is_that_of_the_package():
     for name, bound in bounds.items():
         assert table[name][0] == f"{bound} or later"
     assert f"torch>={bounds['PyTorch']}" in PYPROJECT["build-system"]["requires"]
-    assert f'"torch>={bounds["PyTorch"]}"' in (ROOT / "README.md").read_text()  # pip install
+    readme = (ROOT / "README.md").read_text()
+    assert f'"torch>={bounds["PyTorch"]}"' in readme
     assert (
         f"TARGET_VERSION=0x{int(bounds['PyTorch'].split('.')[0]):02x}"
         in (ROOT / "setup.py").read_text()
     )
-    pinned = re.search(r"^TORCH  \?= torch==(\d+\.\d+)", (ROOT / "Makefile").read_text(), re.M)
-    assert pinned and f"{pinned[1]} (CPU)" in table["PyTorch"][1]
+    pinned = re.search(
+        r"^TORCH  \?= torch==(\d+\.\d+)\.\d+$", (ROOT / "Makefile").read_text(), re.M
+    )
+    assert pinned and pinned[1] in table["PyTorch"][1].partition("(CPU)")[0]
+    commands = re.findall(r'"(torch==[\d.]+)" --index-url https://download\S+/cpu', readme)
+    assert commands == [pinned[0].removeprefix("TORCH  ?= ")]
+
+
+def test_the_newest_versions_that_were_tested_are_those_of_the_table():
+    for module, name in (("torch", "PyTorch"), ("torch_geometric", "PyTorch Geometric")):
+        versions = re.findall(
+            r"(?<![\d.])(\d+)\.(\d+)", re.sub(r"CUDA [\d.]+", "", compatibility()[name][1])
+        )
+        assert max((int(a), int(b)) for a, b in versions) == TESTED[module]
 
 
 def test_the_matrix_of_the_workflow_has_the_oldest_of_everything():
@@ -131,3 +148,54 @@ def test_make_compiles_again_when_any_file_below_csrc_changes():
     sources = re.search(r"^SOURCES := (.*)$", said.stdout, re.MULTILINE)
     files = [path for path in (ROOT / "csrc").rglob("*") if path.is_file()]
     assert sources and set(sources[1].split()) == {str(f.relative_to(ROOT)) for f in files}
+
+
+@pytest.mark.full
+def test_an_editable_install_is_found_from_everywhere(tmp_path):
+    """Also beside a clone that has the name of the package: Python takes it for a namespace."""
+    clone = tmp_path / "pyg_accel"
+    ignore = shutil.ignore_patterns("*.so", "__pycache__", ".*", "build", "*.egg-info", "results")
+    shutil.copytree(ROOT, clone, ignore=ignore)
+    subprocess.run([sys.executable, "-m", "venv", tmp_path / "own"], check=True)
+    python = tmp_path / "own/bin/python"
+    asked = [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
+    site = subprocess.run(asked, check=True, capture_output=True, text=True).stdout.strip()
+    (Path(site) / "all.pth").write_text(Path(torch.__file__).parents[1].as_posix() + "\n")
+    for old in Path(site).glob("setuptools*"):  # older than what pyproject.toml asks for
+        shutil.rmtree(old)
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    install = [python, "-m", "pip", "install", "--no-build-isolation", "--no-deps", "-e", clone]
+    ran = subprocess.run(
+        install, env=environment | {"PYG_ACCEL_NO_EXTENSION": "1"}, capture_output=True, text=True
+    )
+    assert ran.returncode == 0, ran.stderr
+    code = "import pyg_accel; print(pyg_accel.__file__); pyg_accel.patch"
+    for folder in (tmp_path, clone, tmp_path / "own"):
+        found = subprocess.run(
+            [python, "-c", code], cwd=folder, env=environment, capture_output=True, text=True
+        )
+        assert found.returncode == 0, found.stderr
+        assert Path(found.stdout.strip()) == clone / "pyg_accel/__init__.py"
+
+
+def test_an_object_is_taken_by_environments_of_the_same_torch(tmp_path, monkeypatch):
+    """What pip compiled is not compiled again by `make test` in its own environment."""
+    monkeypatch.setattr("setuptools.setup", lambda **kwargs: None)
+    monkeypatch.chdir(ROOT)
+    built = runpy.run_path(str(ROOT / "setup.py"))
+    source, made = tmp_path / "a.cpp", tmp_path / "objects/a.o"
+    source.write_text("int a() { return 1; }\n")
+    scope = built["compile_all"].__globals__
+    compiled = []
+    run = subprocess.run
+
+    def counted(command, **kwargs):
+        compiled.append(command)
+        return run(command, **kwargs)
+
+    monkeypatch.setattr(subprocess, "run", counted)
+    for folder, number in (("one", 1), ("another", 1), ("third", 2)):
+        scope["torch_folder"] = lambda folder=folder: tmp_path / folder
+        scope["version"] = lambda name, number=number: f"2.{number}.0+cpu"
+        built["compile_all"]({made: ["c++", f"-I{tmp_path / folder}/include", "-c", str(source)]})
+    assert len(compiled) == 2

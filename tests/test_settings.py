@@ -106,3 +106,13 @@ def test_the_page_lists_exactly_these_settings():
     assert listed == expected
     assert len(body) == len(SETTINGS)
     assert all(row[3] for row in body)
+
+
+def test_changed_settings_are_listed_by_their_variables(monkeypatch):
+    assert settings.changed() == {}
+    monkeypatch.setenv("PYG_ACCEL_ALWAYS", "1")
+    settings.graph_cache = 3
+    assert settings.changed() == {"PYG_ACCEL_ALWAYS": True, "PYG_ACCEL_GRAPH_CACHE": 3}
+    monkeypatch.setenv("PYG_ACCEL_VERIFY", "maybe")
+    with pytest.raises(ValueError, match="PYG_ACCEL_VERIFY"):
+        settings.changed()

@@ -229,15 +229,12 @@ def sampled(frame: pd.DataFrame) -> list[str]:
     name = rows["backend"].where(rows["backend"] != "sampled_spmm", rows["storage"])
     times = rows.assign(name=name).pivot_table("device_ms", ["graph", "width"], "name", sort=False)
     theirs, ours = (whole[b].reindex(times.index, level=0) for b in (library, "pyg_accel spmm"))
-    weighted, before = times["weighted, rescaled as gcn"], "spmm, sampled before"
-    peer = times.get(f"weighted {before}", pd.Series(float("nan"), times.index))
     rate = rows.groupby(["graph", "width"])["rate"].first().reindex(times.index)
     table = pd.DataFrame({
         "edges": rate, f"{library} ms, all edges": theirs, "ours, all edges": ours,
         "sampled": times["fp32"], f"ratio to {library}": theirs / times["fp32"],
-        "to ours, sampled before": times[before] / times["fp32"], "bf16 ms": times["bf16"],
-        "int8": times["int8"], "fp8": times["fp8"], "weighted": weighted,
-        "to ours, weighted and sampled before": peer / weighted,
+        "to ours, sampled before": times["spmm, sampled before"] / times["fp32"],
+        "bf16 ms": times["bf16"], "int8": times["int8"],
     }).reset_index()  # fmt: skip
     return markdown(table, {"edges": "{:.1%}"} | {n: TIMES for n in table if "to " in n})
 

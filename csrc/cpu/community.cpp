@@ -1,5 +1,5 @@
 // The passes over the edges of Louvain's method. pyg_accel/reordering/modularity.py defines what
-// they compute, and has the same in torch.
+// they compute.
 #include <bit>
 
 #include "schedule.h"

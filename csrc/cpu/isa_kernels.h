@@ -10,7 +10,6 @@ namespace PYG_ACCEL_ISA {
 #include "cbsr_kernel.h"
 #include "dot_kernel.h"
 
-#include "cbsr_linear_kernel.h"
 #include "scratch.h"
 
 #include "machine.h"
@@ -26,7 +25,6 @@ using Dtype = PYG_ACCEL_DTYPE;
 
 #define PYG_ACCEL_PAIR_OF(fn, T) {fn<T, int32_t>, fn<T, int64_t>}
 #define PYG_ACCEL_PAIR(fn) PYG_ACCEL_PAIR_OF(fn, Dtype)
-#define PYG_ACCEL_COLUMN_PAIR(fn) {fn<T, uint8_t>, fn<T, uint16_t>}
 
 // A template, so that kernels that a dtype does not have are not compiled.
 template <class T>
@@ -39,19 +37,16 @@ constexpr CbsrKernels cbsr_kernels() {
         .sspmm_cols = PYG_ACCEL_PAIR_OF(cbsr_sspmm_cols, T),
         .dot_rows = PYG_ACCEL_PAIR_OF(cbsr_dot_rows, T),
         .dot_piece = PYG_ACCEL_PAIR_OF(cbsr_dot_piece, T),
-        .mm_rows = PYG_ACCEL_COLUMN_PAIR(cbsr_mm_rows),
-        .sddmm_rows = PYG_ACCEL_COLUMN_PAIR(cbsr_sddmm_rows),
-        .mm_t_rows = PYG_ACCEL_COLUMN_PAIR(cbsr_mm_t_rows),
     };
   } else {
     return {};
   }
 }
 
-template <class T, class Bytes, class I>
-constexpr SampledRows sampled_bytes() {
+template <class T, class I>
+constexpr SampledRows sampled_int8() {
   if constexpr (std::is_same_v<T, float>)
-    return sampled_rows<Bytes, I>;
+    return sampled_rows<int8_t, I>;
   else
     return nullptr;
 }
@@ -75,10 +70,7 @@ const Kernels& kernels_of(Dtype) {
       .maxk_rows = maxk_rows<Dtype>,
       .sampled_rows = PYG_ACCEL_PAIR(sampled_rows),
       .cbsr = cbsr_kernels<Dtype>(),
-      .sampled_int8 = {sampled_bytes<Dtype, int8_t, int32_t>(),
-                       sampled_bytes<Dtype, int8_t, int64_t>()},
-      .sampled_float8 = {sampled_bytes<Dtype, fp8, int32_t>(),
-                         sampled_bytes<Dtype, fp8, int64_t>()},
+      .sampled_int8 = {sampled_int8<Dtype, int32_t>(), sampled_int8<Dtype, int64_t>()},
   };
   return table;
 }

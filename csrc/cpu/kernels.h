@@ -149,21 +149,17 @@ struct MaxkArgs {
   bool wide;
 };
 
-// The columns, of `width`, of the k slots of every row of a CBSR matrix.
-struct CbsrColumns {
-  const void* indices;  // [rows, k], uint8 or, if `wide`, uint16
-  bool wide;
-  int64_t k;
-  int64_t width;
-};
-
 // Products of the graph with CBSR features: k values and columns for each source node, only in
 // float or double. `x` and `out` are what each operator reads and writes:
 //   spmm    out[i, c] = sum (mean) over entries (i, j) and slots s with indices[j, s] = c of
 //           weight * values[j, s]
 //   sspmm   out[j, s] = sum over entries (i, j) of weight * x[i, indices[j, s]]
 //   dot     out[edge] = sum over s of values[j, s] * x[i, indices[j, s]]
-struct CbsrArgs : CbsrColumns {
+struct CbsrArgs {
+  const void* indices;  // [num_cols, k], uint8 or, if `wide`, uint16: the columns, of `width`
+  bool wide;
+  int64_t k;
+  int64_t width;
   Csr csr;
   const void* values;  // [num_cols, k]
   const void* weight;  // [num_edges] or null
@@ -172,20 +168,8 @@ struct CbsrArgs : CbsrColumns {
   bool mean;
 };
 
-// Products of CBSR rows V, [rows, k] in float or double, with dense ones:
-//   mm      out[row] = sum over s of values[row, s] * dense[indices[row, s]]
-//   sddmm   out[row, s] = x[row] . dense[indices[row, s]]
-//   mm_t    out[c] = sum over rows and s with indices[row, s] = c of values[row, s] * x[row]
-struct CbsrLinearArgs : CbsrColumns {
-  const void* values;  // [rows, k]
-  const void* dense;   // [width, columns]
-  const void* x;       // [rows, columns]
-  int64_t columns;
-  void* out;
-};
-
-enum class Strategy : int { kBucket = 0, kFastRand = 1, kRandom = 2 };
-enum class Rescale : int { kNone = 0, kMean = 1, kRow = 2, kGcn = 3 };
+enum class Strategy : int { kBucket = 0, kFastRand = 1 };
+enum class Rescale : int { kNone = 0, kMean = 1, kRow = 2 };
 
 // out[r, h, f] = sum over at most `limit` entries k of row r of  factor * weight[eid k, h] *
 // x[col k, h, f]; see pyg_accel/backends/sampling.py.
@@ -204,9 +188,6 @@ struct SampledArgs {
   int64_t most;  // entries that a row takes at most
   Strategy strategy;
   Rescale rescale;
-  const double* source_factor;  // [num_cols], of Rescale::kGcn, or null
-  uint64_t seed;
-  const int32_t* steps;  // [256]
 };
 
 // A range of work: rows [row_begin, row_end) and columns [f_begin, f_end) of the width.
@@ -227,8 +208,7 @@ struct Piece {
 
 struct StagesArgs;  // see stages.h
 
-// Only in float and double. Of pairs, the second is for 64-bit indices of the graph or, in products
-// with a dense matrix, for 16-bit columns.
+// Only in float and double. Of pairs, the second is for 64-bit indices of the graph.
 struct CbsrKernels {
   // `scratch` and `partial`: width and 2 * width numbers.
   void (*spmm_rows[2])(const CbsrArgs&, int64_t begin, int64_t end, void* scratch);
@@ -238,10 +218,6 @@ struct CbsrKernels {
   void (*sspmm_cols[2])(const CbsrArgs&, int64_t begin, int64_t end, void* scratch);
   void (*dot_rows[2])(const CbsrArgs&, int64_t begin, int64_t end);
   void (*dot_piece[2])(const CbsrArgs&, const Piece&);
-  // `sums` and `run`: width * columns numbers each.
-  void (*mm_rows[2])(const CbsrLinearArgs&, int64_t begin, int64_t end);
-  void (*sddmm_rows[2])(const CbsrLinearArgs&, int64_t begin, int64_t end);
-  void (*mm_t_rows[2])(const CbsrLinearArgs&, int64_t begin, int64_t end, void* sums, void* run);
 };
 
 // `scratch` holds 3 * args.most numbers.
@@ -269,7 +245,7 @@ struct Kernels {
   void (*maxk_rows)(const MaxkArgs&, int64_t begin, int64_t end, void* scratch);
   SampledRows sampled_rows[2];
   CbsrKernels cbsr;
-  SampledRows sampled_int8[2], sampled_float8[2];  // in float alone, which they are added up in
+  SampledRows sampled_int8[2];  // in float alone, which they are added up in
 };
 
 #define PYG_ACCEL_DECLARE_KERNELS(isa) \

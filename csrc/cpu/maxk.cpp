@@ -1,6 +1,4 @@
-// MaxK, and the products of a graph and of dense matrices with its result.
-#include <memory>
-
+// MaxK, and the products of a graph with its result.
 #include "config.h"
 #include "schedule.h"
 
@@ -11,14 +9,14 @@ bool wide_indices(int64_t width) {
   return width > 256;
 }
 
-CbsrColumns columns_of(const Tensor& indices, int64_t width) {
+CbsrArgs args_of(const Tensor& indices, int64_t width) {
   const bool wide = wide_indices(width);
   const ScalarType type = wide ? ScalarType::UInt16 : ScalarType::Byte;
   STD_TORCH_CHECK(indices.is_cpu() && indices.is_contiguous() && indices.dim() == 2 &&
                       indices.scalar_type() == type,
                   "expected 'indices' to be contiguous [N, k], uint8 up to 256 columns and uint16 "
                   "above");
-  return {indices.const_data_ptr(), wide, indices.size(1), width};
+  return {.indices = indices.const_data_ptr(), .wide = wide, .k = indices.size(1), .width = width};
 }
 
 // Returns the dtype: CBSR products support floats and doubles.
@@ -69,7 +67,7 @@ Tensor cbsr_spmm(const Tensor& rowptr,
                  int64_t width,
                  const std::optional<Tensor>& weight,
                  bool mean) {
-  CbsrArgs args{columns_of(indices, width)};
+  CbsrArgs args = args_of(indices, width);
   args.csr = csr_of(rowptr, col, eid, num_cols, false);
   const DType dtype = check_matrix(values, "values", num_cols, args.k);
   args.values = values.const_data_ptr();
@@ -100,7 +98,7 @@ Tensor cbsr_sspmm(const Tensor& rowptr,
                   const Tensor& x,
                   const Tensor& indices,
                   const std::optional<Tensor>& weight) {
-  CbsrArgs args{columns_of(indices, x.size(1))};
+  CbsrArgs args = args_of(indices, x.size(1));
   args.csr = csr_of(rowptr, col, eid, num_cols, sorted);
   check_vector(rowptr_t, "rowptr_t", num_cols + 1, args.csr.wide);
   const DType dtype = check_matrix(x, "x", args.csr.num_rows, args.width);
@@ -137,7 +135,7 @@ Tensor cbsr_dot(const Tensor& rowptr,
                 const Tensor& values,
                 const Tensor& indices,
                 const Tensor& x) {
-  CbsrArgs args{columns_of(indices, x.size(1))};
+  CbsrArgs args = args_of(indices, x.size(1));
   args.csr = csr_of(rowptr, col, eid, num_cols, false);
   const DType dtype = check_matrix(x, "x", args.csr.num_rows, args.width);
   STD_TORCH_CHECK(check_matrix(values, "values", num_cols, args.k) == dtype,
@@ -157,90 +155,6 @@ Tensor cbsr_dot(const Tensor& rowptr,
   return out;
 }
 
-// Common arguments of all products with a dense matrix.
-CbsrLinearArgs linear_args(const Tensor& indices, int64_t width, int64_t columns) {
-  CbsrLinearArgs args{columns_of(indices, width)};
-  args.columns = columns;
-  return args;
-}
-
-// Calls run(begin, end) for ranges of rows with k * columns multiplications each.
-template <class Run>
-void parallel_products(const CbsrLinearArgs& a, int64_t rows, const Run& run) {
-  const int64_t some = std::max<int64_t>(1, 8 * kSerialElements / (a.k * a.columns + 1));
-  parallel_tasks((rows + some - 1) / some, rows <= some,
-                 [&](int64_t i) { run(i * some, std::min(rows, (i + 1) * some)); });
-}
-
-Tensor cbsr_mm(const Tensor& values, const Tensor& indices, int64_t width, const Tensor& dense) {
-  CbsrLinearArgs args = linear_args(indices, width, dense.size(1));
-  const int64_t rows = indices.size(0);
-  const DType dtype = check_matrix(values, "values", rows, args.k);
-  STD_TORCH_CHECK(check_matrix(dense, "dense", width, args.columns) == dtype,
-                  "expected 'dense' of the dtype of 'values'");
-  args.values = values.const_data_ptr();
-  args.dense = dense.const_data_ptr();
-  Tensor out = new_result(values, {rows, args.columns});
-  args.out = out.mutable_data_ptr();
-  parallel_products(args, rows, [&](int64_t begin, int64_t end) {
-    kernels(dtype).cbsr.mm_rows[args.wide](args, begin, end);
-  });
-  return out;
-}
-
-Tensor cbsr_sddmm(const Tensor& x, const Tensor& indices, const Tensor& dense) {
-  CbsrLinearArgs args = linear_args(indices, dense.size(0), dense.size(1));
-  const int64_t rows = indices.size(0);
-  const DType dtype = check_matrix(x, "x", rows, args.columns);
-  STD_TORCH_CHECK(check_matrix(dense, "dense", args.width, args.columns) == dtype,
-                  "expected 'dense' of the dtype of 'x'");
-  args.x = x.const_data_ptr();
-  args.dense = dense.const_data_ptr();
-  Tensor out = new_result(x, {rows, args.k});
-  args.out = out.mutable_data_ptr();
-  parallel_products(args, rows, [&](int64_t begin, int64_t end) {
-    kernels(dtype).cbsr.sddmm_rows[args.wide](args, begin, end);
-  });
-  return out;
-}
-
-// Rows are cut into pieces that only depend on sizes. Each piece has its own sums, and these are
-// added up in order, so the result does not depend on the number of threads.
-Tensor cbsr_mm_t(const Tensor& values, const Tensor& indices, int64_t width, const Tensor& x) {
-  constexpr int64_t most_pieces = 16, least_rows = 512, most_bytes = int64_t{1} << 25;
-  CbsrLinearArgs args = linear_args(indices, width, x.size(1));
-  const int64_t rows = indices.size(0);
-  const DType dtype = check_matrix(values, "values", rows, args.k);
-  STD_TORCH_CHECK(check_matrix(x, "x", rows, args.columns) == dtype,
-                  "expected 'x' of the dtype of 'values'");
-  args.values = values.const_data_ptr();
-  args.x = x.const_data_ptr();
-  Tensor out = new_result(values, {width, args.columns});
-  const int64_t size = width * args.columns;
-  if (size == 0)
-    return out;
-  const int64_t number = element_bytes(values.scalar_type());
-  const int64_t fit = std::min(most_pieces, most_bytes / (size * number));
-  const int64_t pieces = std::max<int64_t>(1, std::min(fit, rows / least_rows));
-  const int64_t some = (rows + pieces - 1) / pieces;
-  const auto sums = std::make_unique_for_overwrite<char[]>(2 * pieces * size * number);
-  parallel_tasks(pieces, pieces == 1, [&](int64_t i) {
-    char* own = &sums[2 * i * size * number];
-    kernels(dtype).cbsr.mm_t_rows[args.wide](
-        args, std::min(rows, i * some), std::min(rows, (i + 1) * some), own, own + size * number);
-  });
-  auto add_up = [&]<class A>(A* total) {
-    const A* parts = reinterpret_cast<const A*>(sums.get());
-    std::copy(parts, parts + size, total);
-    for (int64_t i = 1; i < pieces; ++i)
-      for (int64_t e = 0; e < size; ++e)
-        total[e] += parts[2 * i * size + e];
-  };
-  dtype == DType::kDouble ? add_up(static_cast<double*>(out.mutable_data_ptr()))
-                          : add_up(static_cast<float*>(out.mutable_data_ptr()));
-  return out;
-}
-
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(pyg_accel_cpu, CPU, m) {
@@ -248,9 +162,6 @@ STABLE_TORCH_LIBRARY_IMPL(pyg_accel_cpu, CPU, m) {
   m.impl("cbsr_spmm", TORCH_BOX(&cbsr_spmm));
   m.impl("cbsr_sspmm", TORCH_BOX(&cbsr_sspmm));
   m.impl("cbsr_dot", TORCH_BOX(&cbsr_dot));
-  m.impl("cbsr_mm", TORCH_BOX(&cbsr_mm));
-  m.impl("cbsr_sddmm", TORCH_BOX(&cbsr_sddmm));
-  m.impl("cbsr_mm_t", TORCH_BOX(&cbsr_mm_t));
 }
 
 }  // namespace pyg_accel

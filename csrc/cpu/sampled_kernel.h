@@ -8,49 +8,14 @@
 template <class T>
 using sampled_out_t = std::conditional_t<sizeof(T) == 1, float, T>;
 
-inline uint64_t philox_word(uint64_t seed, uint32_t counter, int word) {
-  uint32_t c[4] = {counter, 0, 0, 0};
-  uint32_t k[2] = {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)};
-  for (int round = 0; round < 10; ++round) {
-    const uint64_t a = uint64_t{0xD2511F53} * c[0], b = uint64_t{0xCD9E8D57} * c[2];
-    const uint32_t next[4] = {
-        static_cast<uint32_t>(b >> 32) ^ c[1] ^ k[0], static_cast<uint32_t>(b),
-        static_cast<uint32_t>(a >> 32) ^ c[3] ^ k[1], static_cast<uint32_t>(a)};
-    for (int i = 0; i < 4; ++i)
-      c[i] = next[i];
-    k[0] += 0x9E3779B9u;
-    k[1] += 0xBB67AE85u;
-  }
-  return c[word];
-}
-
-struct Walk {
-  int64_t start;
-  int64_t step;
-};
-
-// The first position and the step of the sample of a row that is longer than the limit.
-inline Walk walk_of(const SampledArgs& a, int64_t row, int64_t degree) {
+// The step between entries of the sample of a row that is longer than the limit.
+inline int64_t step_of(const SampledArgs& a, int64_t degree) {
   if (a.strategy == Strategy::kBucket)
-    return {0, 1};
-  int64_t start = 0, step = 577;
-  if (a.strategy == Strategy::kRandom) {
-    const uint32_t counter = static_cast<uint32_t>(row);
-    step = a.steps[philox_word(a.seed, counter, 0) & 255];
-    const uint64_t where = philox_word(a.seed, counter, 1) * static_cast<uint64_t>(degree);
-    start = static_cast<int64_t>(where >> 32);
-  }
-  for (const int64_t fallback : {577, 587, 593})
-    step = degree % step == 0 ? fallback : step;
-  return {start, step % degree};
-}
-
-inline double square_root(double x) {
-#if defined(__x86_64__) && defined(__GNUC__)
-  return __builtin_sqrt(x);
-#else
-  return std::sqrt(x);
-#endif
+    return 1;
+  int64_t step = 577;
+  for (const int64_t prime : {587, 593})
+    step = degree % step == 0 ? prime : step;
+  return step % degree;
 }
 
 // Sums `count` rows of x, NV vectors of columns from `x` on. With `Partial` the last has n.
@@ -139,8 +104,7 @@ void sampled_rows(const SampledArgs& a, const Range& range, int64_t* scratch) {
   const I* col = static_cast<const I*>(a.csr.col);
   const I* eid = static_cast<const I*>(a.csr.eid);
   const auto* weight = static_cast<const sampled_out_t<T>*>(a.weight);
-  const bool gcn = a.rescale == Rescale::kGcn;
-  const bool factors = weight || gcn || a.row_scale;
+  const bool factors = weight || a.row_scale;
   int64_t* cols = scratch;
   int64_t* edges = scratch + a.most;
   A* products = reinterpret_cast<A*>(scratch + 2 * a.most);
@@ -148,22 +112,17 @@ void sampled_rows(const SampledArgs& a, const Range& range, int64_t* scratch) {
   for (int64_t row = range.row_begin; row < range.row_end; ++row) {
     const int64_t begin = rowptr[row], degree = rowptr[row + 1] - begin;
     const int64_t count = smaller(degree, a.limit);
-    const Walk walk = degree > a.limit ? walk_of(a, row, degree) : Walk{0, 1};
-    int64_t position = walk.start;
+    const int64_t step = degree > a.limit ? step_of(a, degree) : 1;
+    int64_t position = 0;
     for (int64_t i = 0; i < count; ++i) {
       cols[i] = col[begin + position];
       edges[i] = eid ? static_cast<int64_t>(eid[begin + position]) : begin + position;
-      position += walk.step;
+      position += step;
       position -= position >= degree ? degree : 0;
     }
     A factor = 1;
-    if (count > 0) {
-      const A ratio = static_cast<A>(degree) / static_cast<A>(count);
-      factor = a.rescale == Rescale::kMean  ? A{1} / static_cast<A>(count)
-               : a.rescale == Rescale::kRow ? ratio
-               : gcn                        ? static_cast<A>(square_root(ratio))
-                                            : A{1};
-    }
+    if (count > 0 && a.rescale != Rescale::kNone)
+      factor = static_cast<A>(a.rescale == Rescale::kMean ? 1 : degree) / static_cast<A>(count);
     for (int64_t h = 0; h < a.heads; ++h, out += a.width) {
       if (!factors) {
         sampled_columns<T, false>(a, h, cols, products, count, factor, out);
@@ -174,8 +133,6 @@ void sampled_rows(const SampledArgs& a, const Range& range, int64_t* scratch) {
         A product = weight ? to_acc(weight[edges[i] * a.weight_columns + own]) : A{1};
         if (a.row_scale)
           product *= a.row_scale[cols[i]];
-        if (gcn)
-          product *= static_cast<A>(a.source_factor[cols[i]]);
         products[i] = product;
       }
       sampled_columns<T, true>(a, h, cols, products, count, factor, out);

@@ -13,15 +13,9 @@ struct bf16 {
 struct fp16 {
   uint16_t bits;
 };
-// float8_e4m3fn; like int8_t, for features that are only read.
-struct fp8 {
-  uint8_t bits;
-};
 
 enum class DType : int { kFloat = 0, kDouble = 1, kBFloat16 = 2, kHalf = 3 };
 inline constexpr int kDTypes = 4;
-// The dtypes of sampled features: a DType, or 8 bits.
-enum class Storage : int { kInt8 = kDTypes, kFloat8 };
 
 inline uint16_t float_to_bf16(float x) {
   const uint32_t u = std::bit_cast<uint32_t>(x);

@@ -78,7 +78,7 @@ inline T from_acc(acc_t<T> x) {
   }
 }
 
-// A vector of bytes, sign-extended to 32 or 16 bits each. With intrinsics, as GCC splits a
+// A vector of bytes, sign-extended to 32 bits each. With intrinsics, as GCC splits a
 // conversion from bytes into lanes.
 inline mask_t<float> widen_bytes(const int8_t* p) {
 #if PYG_ACCEL_VEC_BYTES == 64
@@ -90,19 +90,6 @@ inline mask_t<float> widen_bytes(const int8_t* p) {
   for (int i = 0; i < kLanes<float>; ++i)
     words[i] = p[i];
   return words;
-#endif
-}
-
-inline Half16 widen_bytes_to_halves(const fp8* p) {
-#if PYG_ACCEL_VEC_BYTES == 64
-  return (Half16)_mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-#elif PYG_ACCEL_VEC_BYTES == 32
-  return (Half16)_mm_cvtepi8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
-#else
-  Half16 halves;
-  for (int i = 0; i < kLanes<float>; ++i)
-    halves[i] = static_cast<uint16_t>(static_cast<int8_t>(p[i].bits));
-  return halves;
 #endif
 }
 
@@ -133,11 +120,6 @@ inline vec_t<acc_t<T>> load(const T* p) {
     return as<vec_t<float>>(__builtin_convertvector(h, Word32) << 16);
   } else if constexpr (std::is_same_v<T, int8_t>) {
     return __builtin_convertvector(widen_bytes(p), vec_t<float>);
-  } else if constexpr (std::is_same_v<T, fp8>) {
-    // Shift to the exponent of float16, whose bias is 15 instead of 7: a factor of 2^8. NaN, all
-    // ones after the sign, carries into the first bit of the exponent.
-    const Half16 halves = (widen_bytes_to_halves(p) << 7) & 0xbf80;
-    return from_halves(halves | ((halves + 0x80) & 0x4000)) * 256.0f;
   } else {
     Half16 halves;
     __builtin_memcpy(&halves, p, sizeof(halves));

@@ -2,9 +2,10 @@
 // was written down by pyg_accel/backends/triton/sequence.py.
 #include <cuda.h>
 
-#include <algorithm>
 #include <array>
+#include <limits>
 
+#include "cuda/check.cuh"
 #include "cuda/tensors.h"
 #include "plans.h"
 
@@ -15,16 +16,28 @@ constexpr uintptr_t kAlignment =
     16;  // bytes, of which Triton compiles loads of pointers like these
 
 // Where the argument of a kernel comes from.
-enum class Source : int64_t { kNumber, kArray, kTensor };
+enum class Source : int64_t { kNumber, kArray, kTensor, kSize };
 
 struct Argument {
   Source source;
-  uint64_t value;  // of 32 bits, the address of an array, or which of the operands and new tensors
+  uint64_t value;  // of 32 bits, the address of an array, or which of the operands and new tensors,
+                   // or which size of the call
+};
+
+// A number, or ceil(size * times / per) of a size of the call.
+struct Count {
+  int64_t size;  // which; -1 if it is a number
+  int64_t times;
+  int64_t per;
+
+  int64_t of(const std::vector<int64_t>& sizes) const {
+    return size < 0 ? times : (sizes.at(size) * times + per - 1) / per;
+  }
 };
 
 struct Launch {
   CUfunction function;
-  std::array<unsigned, 3> grid;
+  std::array<Count, 3> grid;
   unsigned threads;
   unsigned shared_bytes;
   std::vector<Argument> arguments;  // and null for what Triton adds behind
@@ -32,7 +45,8 @@ struct Launch {
 
 struct NewTensor {
   ScalarType type;
-  std::vector<int64_t> shape;
+  bool zero;  // full of zeros
+  std::vector<Count> shape;
 };
 
 struct Sequence {
@@ -100,20 +114,29 @@ int64_t add_sequence(const std::vector<Tensor>& arrays, const std::vector<int64_
   STD_TORCH_CHECK(made.results <= made.fresh.size(), "expected results to be new tensors");
   for (NewTensor& fresh : made.fresh) {
     fresh.type = static_cast<ScalarType>(code.next());
+    fresh.zero = code.next() != 0;
     fresh.shape.resize(code.next());
-    std::generate(fresh.shape.begin(), fresh.shape.end(), [&] { return code.next(); });
+    for (Count& count : fresh.shape) {
+      const bool is_size = code.next() != 0;
+      const int64_t value = code.next();
+      count = is_size ? Count{value, 1, 1} : Count{-1, value, 1};
+    }
   }
   made.launches.resize(code.next());
   for (Launch& launch : made.launches) {
     launch.function = reinterpret_cast<CUfunction>(code.next());
-    for (unsigned& programs : launch.grid)
-      programs = static_cast<unsigned>(code.next());
+    for (Count& programs : launch.grid) {
+      programs.size = code.next();
+      programs.times = code.next();
+      programs.per = code.next();
+    }
     launch.threads = static_cast<unsigned>(code.next());
     launch.shared_bytes = static_cast<unsigned>(code.next());
     std::vector<size_t> sizes(code.next());
     for (size_t& size : sizes) {
       Argument argument{static_cast<Source>(code.next()), 0};
-      size = argument.source == Source::kNumber ? sizeof(int32_t) : sizeof(void*);
+      const bool is_number = argument.source == Source::kNumber || argument.source == Source::kSize;
+      size = is_number ? sizeof(int32_t) : sizeof(void*);
       argument.value = code.next();
       if (argument.source == Source::kArray)
         argument.value = reinterpret_cast<uint64_t>(arrays.at(argument.value).const_data_ptr());
@@ -134,8 +157,11 @@ void remove_sequence(int64_t number) {
   table().remove(number);
 }
 
-// The results; nothing if an operand does not begin where kernels were compiled for it.
-std::vector<Tensor> run_sequence(int64_t number, const std::vector<Tensor>& operands) {
+// The results; nothing if an operand does not begin where kernels were compiled for it, or a size
+// has more bits.
+std::vector<Tensor> run_sequence(int64_t number,
+                                 const std::vector<Tensor>& operands,
+                                 const std::vector<int64_t>& sizes) {
   using Start = CUresult (*)(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
                              unsigned, CUstream, void**, void**);
   static const auto start = driver<Start>("cuLaunchKernel", 4000);
@@ -152,22 +178,40 @@ std::vector<Tensor> run_sequence(int64_t number, const std::vector<Tensor>& oper
     if (addresses.back() % kAlignment)
       return {};
   }
+  for (const int64_t size : sizes)
+    if (size > std::numeric_limits<int32_t>::max())
+      return {};
   const auto guard = guard_of(operands[0]);
+  const auto stream = reinterpret_cast<CUstream>(stream_of(operands[0]));
   std::vector<Tensor> made;
   made.reserve(sequence->fresh.size());
+  std::vector<int64_t> shape;
   for (const NewTensor& fresh : sequence->fresh) {
-    made.push_back(empty_result(operands[0], fresh.shape, fresh.type));
-    addresses.push_back(reinterpret_cast<uint64_t>(made.back().mutable_data_ptr()));
+    shape.clear();
+    for (const Count& count : fresh.shape)
+      shape.push_back(count.of(sizes));
+    made.push_back(empty_result(operands[0], shape, fresh.type));
+    void* const begin = made.back().mutable_data_ptr();
+    addresses.push_back(reinterpret_cast<uint64_t>(begin));
+    if (fresh.zero && made.back().numel() > 0)
+      check(cudaMemsetAsync(begin, 0, made.back().numel() * made.back().element_size(), stream),
+            "cannot fill a tensor with zeros");
   }
-  const auto stream = reinterpret_cast<CUstream>(stream_of(operands[0]));
   std::vector<void*> parameters;
   for (const Launch& launch : sequence->launches) {
     parameters.clear();
     for (const Argument& argument : launch.arguments)
       parameters.push_back(argument.source == Source::kTensor
                                ? static_cast<void*>(&addresses[argument.value])
-                               : const_cast<uint64_t*>(&argument.value));
-    const auto& [x, y, z] = launch.grid;
+                           : argument.source == Source::kSize
+                               ? const_cast<int64_t*>(&sizes.at(argument.value))
+                               : static_cast<void*>(const_cast<uint64_t*>(&argument.value)));
+    std::array<unsigned, 3> grid{};
+    for (size_t i = 0; i < grid.size(); ++i)
+      grid[i] = static_cast<unsigned>(launch.grid[i].of(sizes));
+    const auto& [x, y, z] = grid;
+    if (x == 0 || y == 0 || z == 0)
+      continue;
     const CUresult error = start(launch.function, x, y, z, launch.threads, 1, 1,
                                  launch.shared_bytes, stream, parameters.data(), nullptr);
     STD_TORCH_CHECK(error == CUDA_SUCCESS, "a kernel could not be launched: CUDA error ",
@@ -182,7 +226,7 @@ std::vector<Tensor> run_sequence(int64_t number, const std::vector<Tensor>& oper
 STABLE_TORCH_LIBRARY_FRAGMENT(pyg_accel_cuda, m) {
   m.def("add_sequence(Tensor[] arrays, int[] code) -> int");
   m.def("remove_sequence(int sequence) -> ()");
-  m.def("run_sequence(int sequence, Tensor[] operands) -> Tensor[]");
+  m.def("run_sequence(int sequence, Tensor[] operands, int[] sizes) -> Tensor[]");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(pyg_accel_cuda, CompositeExplicitAutograd, m) {

@@ -17,21 +17,10 @@ from pyg_accel.errors import BackendNotSupported
 from pyg_accel.settings import settings, variables
 
 __all__ = [
-    "Decision",
-    "asked_for",
-    "choose",
-    "decide",
-    "fast_backend_reasons",
-    "forget_decisions",
-    "is_fast",
-    "named",
-    "note_choice",
-    "prefer_backend",
-    "record_choices",
-    "situation",
-    "use_backend",
-    "variables_of_choices",
-]
+    "Decision", "asked_for", "choose", "decide", "fast_backend_reasons", "forget_decisions",
+    "is_fast", "named", "note_choice", "prefer_backend", "record_choices", "situation",
+    "use_backend", "variables_of_choices",
+]  # fmt: skip
 
 _log = logging.getLogger("pyg_accel")
 # The name of a backend, and whether others may run calls that it cannot.
@@ -165,8 +154,14 @@ def decide(spec: OpSpec) -> Decision:
 
 @lru_cache(maxsize=4096)
 def _choose(spec: OpSpec, forced: str, disabled: str, _changes: int) -> Decision:
-    disabled_names = {name.strip() for name in disabled.split(",")}
-    candidates = backends() if forced == "auto" else {forced: get_backend(forced)}
+    disabled_names = {name.strip() for name in disabled.split(",")} - {""}
+    candidates = backends()
+    for variable, names in (("BACKEND", {forced} - {"auto"}), ("DISABLE", disabled_names)):
+        if unknown := names - candidates.keys():
+            raise ValueError(f"PYG_ACCEL_{variable}: no backend named '{', '.join(unknown)}'; "
+                             f"there are {', '.join(candidates)}")  # fmt: skip
+    if forced != "auto":
+        candidates = {forced: candidates[forced]}
     rejected: dict[str, tuple[str, ...]] = {}
     best: Decision | None = None
     for name, backend in candidates.items():

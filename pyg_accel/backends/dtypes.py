@@ -5,7 +5,7 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-__all__ = ["DTYPES", "EIGHT_BITS", "Tolerance", "accumulate", "widened"]
+__all__ = ["DTYPES", "Tolerance", "accumulate", "widened"]
 
 Tolerance = tuple[float, float]  # relative, absolute
 T = TypeVar("T", Tensor, Tensor | None)
@@ -29,7 +29,6 @@ DTYPES = {
     torch.bfloat16: Dtype(torch.float32, (2e-2, 1e-2)),
     torch.float16: Dtype(torch.float32, (4e-3, 2e-3)),
 }
-EIGHT_BITS = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}  # quantized features: the largest
 
 
 def accumulate(dtype: torch.dtype) -> torch.dtype:

@@ -23,17 +23,16 @@ class Matrix(Entry):
 
     __slots__ = ()
 
-    def __init__(self, library: Any, csr: CSR, how: tuple[Any, ...], owned: Any) -> None:
+    def __init__(self, library: Any, csr: CSR, how: tuple[Any, ...]) -> None:
         """Use :meth:`of`."""
         arrays = [t for t in csr[:3] if t is not None]
         add, remove = direct(library.add_matrix), direct(library.remove_matrix)
-        super().__init__(lambda: add(*csr[:4], *how), remove, arrays, owned)
+        super().__init__(lambda: add(*csr[:4], *how), remove, arrays)
 
     @classmethod
     def of(
-        cls, library: Any, csr: CSR, how: tuple[Any, ...], key: tuple[Any, ...] = (),
-        owned: Any = None,
-    ) -> "Matrix":  # fmt: skip
+        cls, library: Any, csr: CSR, how: tuple[Any, ...], key: tuple[Any, ...] = ()
+    ) -> "Matrix":
         """Return that of a graph, which all plans on the same arrays share.
 
         Args:
@@ -41,7 +40,6 @@ class Matrix(Entry):
             csr: the graph.
             how: what else the library takes.
             key: what tells ``how`` apart.
-            owned: what must live for as long.
         """
         # An address is not used again while there is the matrix, which owns the memory.
         eid = 0 if csr.eid is None else csr.eid.data_ptr()
@@ -49,7 +47,7 @@ class Matrix(Entry):
         found = known.get(place)
         matrix: Matrix | None = None if found is None else found()
         if matrix is None:
-            matrix = cls(library, csr, how, owned)
+            matrix = cls(library, csr, how)
             known[place] = weakref.ref(matrix)  # it refers to the memory of the arrays
         return matrix
 
@@ -67,7 +65,6 @@ def spmm_launch(
     relu: bool = False,
     columns: bool = False,
     swapped: bool = False,
-    by_source: bool = False,
 ) -> Launch:
     """Return what reduces the rows of sources.
 
@@ -83,11 +80,10 @@ def spmm_launch(
         relu: of the message.
         columns: winners are numbered by their source.
         swapped: weights come first.
-        by_source: weights are those of sources.
     """
     how = PLANNED.index(reduce) | combine << 2 | relu << 4 | columns << 5 | swapped << 6
     name = f"run{1 + weighted}" + "_winners" * winners
-    return _launch(library, matrix, csr, name, how | by_source << 8, heads)
+    return _launch(library, matrix, csr, name, how, heads)
 
 
 def dot_launch(library: Any, matrix: Matrix, csr: CSR, heads: int, *, swapped: bool) -> Launch:

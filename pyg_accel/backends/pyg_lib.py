@@ -19,6 +19,8 @@ __all__ = ["PYG_LIB"]
 
 _DTYPES = (torch.float32, torch.float64)
 _REDUCES = (("sum",), ("mean",))
+# The operators of pyg-lib itself: patch() may have put others into torch.ops.pyg.
+_PYG: Any = torch._ops._OpNamespace("pyg")
 _OPS = ("softmax_csr", "segment_sum_csr", "grouped_matmul", "segment_matmul")
 
 
@@ -31,7 +33,7 @@ def _load() -> tuple[str, ...]:
         import pyg_lib  # noqa: F401
     except OSError as error:  # built for another torch
         return (f"pyg-lib does not load ({error})",)
-    missing = [op for op in _OPS if not hasattr(torch.ops.pyg, op)]
+    missing = [op for op in _OPS if not hasattr(_PYG, op)]
     if missing:
         return (f"this pyg-lib has no {', '.join(missing)}: version 0.6 and later do",)
     return ()
@@ -42,7 +44,7 @@ def _reasons(spec: OpSpec) -> list[str]:
     reasons = []
     if spec.device not in ("cpu", "cuda"):
         reasons.append(f"tensors are on '{spec.device}'")
-    elif spec.device == "cuda" and int(torch.ops.pyg.cuda_version()) < 0:
+    elif spec.device == "cuda" and int(_PYG.cuda_version()) < 0:
         reasons.append("pyg-lib was built without CUDA")
     if spec.op == "edge_softmax" and (spec.device, spec.dtype) != ("cpu", torch.float32):
         reasons.append("its softmax works on float32 on the CPU alone")
@@ -75,7 +77,7 @@ def _gspmm(
         return [edges.new_zeros(csr.num_rows, *edges.shape[1:])]
     rows = edges.reshape(edges.size(0), edges.shape[1:].numel())
     rows = rows if csr.eid is None else rows.index_select(0, csr.eid)
-    reduce = getattr(torch.ops.pyg, f"segment_{reduces[0]}_csr")
+    reduce = getattr(_PYG, f"segment_{reduces[0]}_csr")
     out: Tensor = reduce(rows.contiguous(), csr.rowptr.long())
     return [out.view(csr.num_rows, *edges.shape[1:])]
 
@@ -90,16 +92,16 @@ def _edge_softmax(csr: CSR, scores: Tensor, grad: Tensor | None) -> Tensor:
 
     result: Tensor
     if grad is None:
-        result = torch.ops.pyg.softmax_csr(in_rows(scores), ptr, 0)
+        result = _PYG.softmax_csr(in_rows(scores), ptr, 0)
     else:
-        result = torch.ops.pyg.softmax_csr_backward(in_rows(scores), in_rows(grad), ptr, 0)
+        result = _PYG.softmax_csr_backward(in_rows(scores), in_rows(grad), ptr, 0)
     if csr.eid is None:
         return result
     return torch.empty_like(result).index_copy_(0, csr.eid.long(), result)
 
 
 def _segment_matmul(x: Tensor, ptr: Tensor, weight: Tensor) -> Tensor:
-    result: Tensor = torch.ops.pyg.segment_matmul(x.contiguous(), ptr, weight.contiguous())
+    result: Tensor = _PYG.segment_matmul(x.contiguous(), ptr, weight.contiguous())
     return result
 
 
@@ -107,13 +109,13 @@ def _segment_outer(x: Tensor, ptr: Tensor, y: Tensor) -> Tensor:
     sizes = ptr.diff().tolist()
     left = [rows.t().contiguous() for rows in x.split(sizes)]
     right = [rows.contiguous() for rows in y.split(sizes)]
-    return torch.stack(torch.ops.pyg.grouped_matmul(left, right))
+    return torch.stack(_PYG.grouped_matmul(left, right))
 
 
 def _info() -> dict[str, Any]:
     import pyg_lib
 
-    cuda = int(torch.ops.pyg.cuda_version())
+    cuda = int(_PYG.cuda_version())
     return {"pyg-lib": pyg_lib.__version__, "cuda": cuda if cuda >= 0 else "no"}
 
 

@@ -6,7 +6,6 @@ from importlib.metadata import entry_points
 from pyg_accel.backends.base import Backend
 from pyg_accel.backends.cpu import CPU
 from pyg_accel.backends.cuda import CUDA
-from pyg_accel.backends.cuda.rows import CUDA_ROWS
 from pyg_accel.backends.pyg_lib import PYG_LIB
 from pyg_accel.backends.reference import REFERENCE
 from pyg_accel.backends.torch_sparse import TORCH_SPARSE
@@ -18,8 +17,7 @@ __all__ = ["backends", "get_backend", "register_backend", "unregister_backend"]
 ENTRY_POINTS = "pyg_accel.backends"
 
 _backends = {
-    backend.name: backend
-    for backend in (REFERENCE, CPU, TRITON, CUDA, CUDA_ROWS, TORCH_SPARSE, PYG_LIB)
+    backend.name: backend for backend in (REFERENCE, CPU, TRITON, CUDA, TORCH_SPARSE, PYG_LIB)
 }
 
 

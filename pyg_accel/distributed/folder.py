@@ -8,10 +8,14 @@ range of every array, for any number of ranks.
 import hashlib
 import json
 import os
+import re
+import secrets
 import shutil
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any
+from tokenize import TokenError
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -20,15 +24,17 @@ from torch_geometric.data import Data, HeteroData
 
 from pyg_accel.distributed import partition as parts
 from pyg_accel.distributed.partition import ONE, Partition, Types, edge_stores, store_of
-from pyg_accel.distributed.partitioners import PARTITIONERS, method_reasons
+from pyg_accel.distributed.partitioners import method_reasons
 from pyg_accel.distributed.suitability import data_reasons
 from pyg_accel.errors import FolderError, NotDistributable
 
 __all__ = ["Stored", "holds_ids", "load", "save"]
 
-FORMAT, VERSION = "pyg_accel graph", 2
+FORMAT, VERSION = "pyg_accel graph", 3
+_META = "meta.json"
 _ORDER, _ROWPTR, _COL = "order", "rowptr", "col"
-_STORED_AS = {torch.bfloat16: torch.int16}  # dtypes that numpy does not have
+_NAME = re.compile(r"[\w-]{1,80}", re.ASCII)  # names of arrays that can be names of files
+_FILE = re.compile(r"(arrays-\w+/)?[^/]+[.]npy", re.ASCII)
 
 
 def save(
@@ -40,44 +46,80 @@ def save(
 ) -> None:
     """Write a graph to a folder that :func:`distribute` takes in place of the data.
 
-    One process calls it. The folder appears when it is complete; after an error there is none.
+    One process calls it. The folder appears when it is complete; after an error there is none, or
+    the graph from before.
 
     Args:
         data: with a plain edge_index, or one per edge type.
         folder: the folder to create.
         partition: an order that :func:`pyg_accel.reorder` knows, ``"given"``, or an order [N] of
             the nodes, numbered type by type where there are several types.
-        overwrite: replace a folder that :func:`save` created before.
+        overwrite: replace the graph in a folder that :func:`save` created before. Other files in
+            it stay.
 
     Raises:
-        FolderError: if the folder exists already.
-        NotDistributable: for data that cannot be cut.
+        FolderError: if the folder exists already, or holds something else.
+        NotDistributable: for data that cannot be cut or stored.
     """
     reasons = data_reasons(data)
     if isinstance(partition, str):
         reasons += method_reasons(partition)
-        if partition in PARTITIONERS:
+        if partition == "metis":
             reasons.append(f"partition='{partition}' cuts for one number of ranks, and a folder "
                            "serves any: pass an order")  # fmt: skip
     if reasons:
         raise NotDistributable("; ".join(reasons))
     folder = Path(folder)
-    if folder.exists() and not (overwrite and (folder / "meta.json").is_file()):
-        why = "and is not a stored graph" if overwrite else "overwrite=True replaces a stored graph"
-        raise FolderError(f"{folder} exists already: {why}")
-    temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
+    old = _files_to_replace(folder, overwrite) if os.path.lexists(folder) else None
+    # Arrays of a graph that replaces another lie in a folder of their own inside of its folder. The
+    # new meta.json names them, and takes the place of the old one in one step.
+    mark = f"arrays-{secrets.token_hex(4)}"
+    beside = folder.with_name(f".{folder.name}.{mark}") if old is None else folder / mark
+    beside.mkdir(parents=True)
+    with ExitStack() as undo:
+        undo.callback(shutil.rmtree, beside, ignore_errors=True)
+        _write(data, beside, "" if old is None else f"{mark}/", partition)
+        if old is None:
+            os.replace(beside, folder)
+        else:
+            os.replace(beside / _META, folder / _META)
+        undo.pop_all()
+    for path in old or ():
+        path.unlink(missing_ok=True)
+        with suppress(OSError):  # it has other files, or is the folder itself
+            path.parent.rmdir()
+
+
+def _files_to_replace(folder: Path, overwrite: bool) -> list[Path]:
+    """Return the arrays that :func:`save` wrote to a folder."""
+    if not overwrite:
+        raise FolderError(f"{folder} exists already: overwrite=True replaces a stored graph")
     try:
-        _write(data, temporary, partition)
-        if folder.exists():
-            shutil.rmtree(folder)
-        os.replace(temporary, folder)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        meta = _meta_of(folder)
+        names = [entry.get("file", f"{name}.npy") for name, entry in meta["arrays"].items()]
+        if not all(map(_FILE.fullmatch, names)):
+            raise FolderError(f"{folder / _META} names files outside of its folder")
+    except (FolderError, AttributeError, KeyError, TypeError) as error:
+        raise FolderError(f"{folder} exists already and is not a stored graph: {error}") from error
+    return [folder / name for name in names]
 
 
-def _write(data: Data | HeteroData, folder: Path, method: str | Tensor) -> None:
+def _meta_of(folder: Path) -> dict[str, Any]:
+    """Return what ``meta.json`` holds, of any version."""
+    path = folder / _META
+    if not path.is_file():
+        raise FolderError(f"{folder} is no stored graph: it has no {_META}")
+    try:
+        meta = json.loads(path.read_text())
+    except (ValueError, RecursionError) as error:
+        raise FolderError(f"{path} is damaged: {error}") from error
+    if not isinstance(meta, dict) or meta.get("format") != FORMAT:
+        raise FolderError(f"{path} is of another format than '{FORMAT}'")
+    return meta
+
+
+def _write(data: Data | HeteroData, folder: Path, prefix: str, method: str | Tensor) -> None:
+    """Write arrays and meta.json to a folder whose path from that of the graph is ``prefix``."""
     edges, sizes = parts.joined(data)
     size = sum(sizes.values())
     order = parts.partition(edges, size, 1, method).order.cpu()
@@ -101,31 +143,58 @@ def _write(data: Data | HeteroData, folder: Path, method: str | Tensor) -> None:
                 role = "node"
             elif "edge" in keys and store.is_edge_attr(name) and not holds_ids(name):
                 role = "edge"
-            if not isinstance(value, Tensor):
-                raise NotDistributable(f"'{name}' is a {type(value).__name__}: a folder stores "
-                                       "tensors")  # fmt: skip
+            is_tensor = isinstance(value, Tensor)
+            if not is_tensor or value.layout is not torch.strided or value.is_quantized:
+                kind = f"{value.dtype} {value.layout}" if is_tensor else type(value).__name__
+                raise NotDistributable(f"'{name}' is a {kind}: a folder stores dense tensors")
             if role != "graph" and data.__cat_dim__(name, value) != 0:
                 raise NotDistributable(f"'{name}' does not have {role}s in its first dimension")
             rows = slice(None) if role == "graph" else orders[keys[role]]
-            arrays[f"{place}-{name}"] = value.cpu()[rows] if value.dim() else value.cpu()
+            value = value.detach().cpu().resolve_conj().resolve_neg()
+            array = value.view(_stored_as(value.dtype))  # torch cannot index every dtype
+            arrays[f"{place}-{name}"] = array[rows].view(value.dtype) if value.dim() else value
             attributes.append([place, name, role])
+    files = {n: f"{n if _NAME.fullmatch(n) else f'array-{i}'}.npy" for i, n in enumerate(arrays)}
     meta: dict[str, Any] = {
         "format": FORMAT, "version": VERSION, "nodes": list(sizes.items()),
         "edges": [[*key, orders[key].numel()] for key in edge_stores(data)],
         "attributes": attributes,
-        "arrays": {name: _saved(folder / f"{name}.npy", tensor) for name, tensor in arrays.items()},
+        "arrays": {
+            name: {"file": prefix + files[name], **_saved(folder / files[name], tensor)}
+            for name, tensor in arrays.items()
+        },
     }  # fmt: skip
-    (folder / "meta.json").write_text(json.dumps(meta, indent=1))
+    text = json.dumps(meta | {"sha256": _digest(meta)}, indent=1)
+    _write_file(folder / _META, lambda file: file.write(text.encode()))
+
+
+def _write_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
+    """Write a file, and wait until it is on the disk."""
+    with path.open("wb") as file:
+        write(file)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _digest(meta: Mapping[str, Any]) -> str:
+    """Return the checksum of meta.json, which is its last entry."""
+    content = {key: value for key, value in meta.items() if key != "sha256"}
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+
+
+def _stored_as(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of an array in its file: numpy lacks bfloat16, float8 and others."""
+    try:
+        torch.empty(0, dtype=dtype).numpy()
+    except TypeError:
+        return getattr(torch, f"int{8 * dtype.itemsize}")  # type: ignore[no-any-return]
+    return dtype
 
 
 def _saved(path: Path, tensor: Tensor) -> dict[str, Any]:
     """Write an array and return its entry in ``meta.json``."""
-    stored = tensor.detach().contiguous()
-    with path.open("wb") as file:
-        stored = stored.view(_STORED_AS.get(stored.dtype, stored.dtype))
-        np.save(file, stored.numpy(), allow_pickle=False)
-        file.flush()
-        os.fsync(file.fileno())
+    array = tensor.contiguous().view(_stored_as(tensor.dtype)).numpy()
+    _write_file(path, lambda file: np.save(file, array, allow_pickle=False))
     return {
         "shape": list(tensor.shape), "dtype": str(tensor.dtype).removeprefix("torch."),
         "bytes": path.stat().st_size, "sha256": _sha256(path),
@@ -155,8 +224,7 @@ def holds_ids(name: str) -> bool:
 
 
 def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return hashlib.sha256(np.memmap(path, mode="r").data).hexdigest()
 
 
 class Stored:
@@ -164,38 +232,36 @@ class Stored:
 
     Args:
         folder: the folder.
-        verify: also compare the checksum of every file, which reads them all.
+        verify: the numbers of the arrays whose checksum is compared, for which they are read.
 
     Raises:
         FolderError: for any other folder.
     """
 
-    def __init__(self, folder: str | Path, *, verify: bool = False) -> None:
+    def __init__(self, folder: str | Path, verify: slice = slice(None)) -> None:
         self.folder = Path(folder)
-        path = self.folder / "meta.json"
-        if not path.is_file():
-            raise FolderError(f"{self.folder} is no stored graph: it has no meta.json")
+        path, meta = self.folder / _META, _meta_of(self.folder)
+        if meta.get("version") != VERSION:
+            raise FolderError(f"{path} is of another format than version {VERSION} of '{FORMAT}': "
+                              f"version {meta.get('version')}; save the graph again")  # fmt: skip
         try:
-            meta = json.loads(path.read_text())
-            if [meta["format"], meta.get("version")] != [FORMAT, VERSION]:
-                raise FolderError(
-                    f"{path} is of another format than '{FORMAT}', version {VERSION}: "
-                    f"'{meta['format']}', version {meta.get('version')}"
-                )
             self._read(meta, verify)
         except FolderError:
             raise
-        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        except (AttributeError, LookupError, TypeError, ValueError, ArithmeticError) as error:
             raise FolderError(f"{path} is damaged: {error}") from error
-        self.facts = {"folder": hashlib.sha256(json.dumps(meta).encode()).hexdigest()[:16]}
+        if meta.get("sha256") != (digest := _digest(meta)):
+            raise FolderError(f"{path} is damaged: its checksum differs")
+        self.facts = {"folder": digest[:16]}
 
-    def _read(self, meta: Mapping[str, Any], verify: bool) -> None:
+    def _read(self, meta: Mapping[str, Any], verify: slice) -> None:
         self.nodes = {key: int(n) for key, n in meta["nodes"]}
         self.edges = {(a, name, b): int(n) for a, name, b, n in meta["edges"]}
         self.attributes: list[list[str]] = meta["attributes"]
         self.arrays = dict(meta["arrays"])
+        verified = [*self.arrays][verify]
         for name, entry in self.arrays.items():
-            self._look(name, entry, verify)
+            self._look(name, entry, name in verified)
         shapes = {_ORDER: [sum(self.nodes.values())]}
         for i, (key, n) in enumerate(self.edges.items()):
             shapes |= {_of(_ROWPTR, key, i): [self.nodes[key[2]] + 1], _of(_COL, key, i): [n]}
@@ -217,15 +283,15 @@ class Stored:
         return data
 
     def _look(self, name: str, entry: Mapping[str, Any], verify: bool) -> None:
-        path = self.folder / f"{name}.npy"
-        if Path(name).name != name or not path.is_file():
-            raise FolderError(f"{self.folder} lacks {path.name}")
+        path = self.folder / entry["file"]
+        if not _FILE.fullmatch(entry["file"]) or not path.is_file():
+            raise FolderError(f"{self.folder} lacks {entry['file']}")
         if path.stat().st_size != entry["bytes"]:
             raise FolderError(f"{path} has {path.stat().st_size} bytes, not {entry['bytes']}: "
                               "it is cut off, or of another graph")  # fmt: skip
         array = self._map(name)
         dtype = getattr(torch, entry["dtype"])
-        expected = str(_STORED_AS.get(dtype, dtype)).removeprefix("torch.")
+        expected = str(_stored_as(dtype)).removeprefix("torch.")
         if list(array.shape) != entry["shape"] or expected != str(array.dtype):
             raise FolderError(f"{path} holds {array.dtype} {list(array.shape)}, not "
                               f"{entry['dtype']} {entry['shape']}")  # fmt: skip
@@ -233,30 +299,41 @@ class Stored:
             raise FolderError(f"{path} is damaged: its checksum differs")
 
     def _map(self, name: str) -> Any:
-        path = self.folder / f"{name}.npy"
+        path = self.folder / self.arrays[name]["file"]
         try:  # "c", copy on write: torch warns about memory that cannot be written
             return np.load(path, mmap_mode="c", allow_pickle=False)
-        except ValueError as error:
+        except (EOFError, SyntaxError, TokenError, ValueError) as error:
             raise FolderError(f"{path} is no array of numpy: {error}") from error
 
     def array(self, name: str) -> Tensor:
-        """Return an array as a tensor on the file; only what is read of it is loaded."""
-        array, dtype = self._map(name), getattr(torch, self.arrays[name]["dtype"])
+        """Return an array as a tensor on the file; only what is read of it is loaded.
+
+        It has a dtype of numpy: see :func:`_stored_as`.
+        """
+        array = self._map(name)
         if not array.size:  # has no memory to map
-            return torch.empty(array.shape, dtype=dtype)
-        return torch.from_numpy(array).view(dtype)
+            return torch.empty(array.shape, dtype=getattr(torch, str(array.dtype)))
+        return torch.from_numpy(array)
+
+    def _require(self, name: str, what: str, condition: Tensor | bool) -> None:
+        if not condition:
+            file = self.arrays[name]["file"]
+            raise FolderError(f"{self.folder / file} is damaged: expected {what}")
 
     def partitions(self, ranks: int) -> Types:
         """Return the partition of each node type, for any number of ranks."""
         order = self.array(_ORDER)
-        work = torch.zeros(
-            order.numel(), dtype=torch.int64
-        )  # edges into the node at every position
+        work = torch.zeros_like(order)  # edges into the node at every position
+        nodes = torch.arange(order.numel())
+        self._require(_ORDER, "every node once", torch.equal(order.sort().values, nodes))
         first = parts.begins(self.nodes)
         for i, key in enumerate(self.edges):
             low = first[key[2]]
             targets = (order >= low) & (order < low + self.nodes[key[2]])
-            work[targets] += self.array(_of(_ROWPTR, key, i)).diff()
+            ptr = self.array(name := _of(_ROWPTR, key, i))
+            ascends = (ptr.diff() >= 0).all() & (ptr[0] == 0) & (ptr[-1] == self.edges[key])
+            self._require(name, f"numbers that ascend from 0 to {self.edges[key]}", ascends)
+            work[targets] += ptr.diff()
         return parts.by_type(Partition(order, parts.cut(work, ranks)), self.nodes)
 
     def part(
@@ -282,29 +359,32 @@ class Stored:
             ptr = self.array(_of(_ROWPTR, key, i))[rows.start : rows.stop + 1]
             ranges[key] = slice(int(ptr[0]), int(ptr[-1]))
             targets = torch.repeat_interleave(torch.arange(rows.stop - rows.start), ptr.diff())
-            edges[key] = self.array(_of(_COL, key, i))[ranges[key]].clone(), targets
+            col = self.array(name := _of(_COL, key, i))[ranges[key]].clone()
+            inside = ((col >= 0) & (col < self.nodes[key[0]])).all()
+            self._require(name, f"nodes below {self.nodes[key[0]]}", inside)
+            edges[key] = col, targets
         places = _places(data)
         for place, name, role in self.attributes:
             stored, (store, keys) = self.array(f"{place}-{name}"), places[place]
             if role == "node" and whole(name):
-                store[name] = torch.empty_like(stored)
-                store[name][types[keys[role]].order] = stored
+                value = stored[types[keys[role]].positions()]
             else:
-                store[name] = (stored if role == "graph" else stored[ranges[keys[role]]]).clone()
+                value = (stored if role == "graph" else stored[ranges[keys[role]]]).clone()
+            store[name] = value.view(getattr(torch, self.arrays[f"{place}-{name}"]["dtype"]))
         return data, edges
 
 
-def load(folder: str | Path, *, verify: bool = False) -> Data | HeteroData:
+def load(folder: str | Path, *, verify: bool = True) -> Data | HeteroData:
     """Return the whole graph that :func:`save` stored: nodes in the user's order, edges by target.
 
     Args:
         folder: that :func:`save` created.
-        verify: also compare the checksum of every file.
+        verify: compare the checksum of every array.
 
     Raises:
         FolderError: for any other folder, and for damaged or truncated files.
     """
-    stored = Stored(folder, verify=verify)
+    stored = Stored(folder, slice(None) if verify else slice(0))
     types = stored.partitions(1)
     data, edges = stored.part(types, 0, lambda name: True)
     for key, (sources, targets) in edges.items():

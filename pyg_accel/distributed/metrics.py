@@ -51,8 +51,8 @@ def report(model: Distributed, file: TextIO | None = None) -> dict[str, Traffic]
         file: where to print; by default standard output.
 
     Returns:
-        The traffic by kind of collective: ``halo``, ``rows`` of layers that read all nodes,
-        ``sums`` of norms and pools, ``outputs``, ``gradients``, ``set-up``.
+        The traffic by kind of collective: ``halo``, ``sums`` of norms and pools, ``outputs``,
+        ``gradients``, ``set-up``.
     """
     out = sys.stdout if file is None else file
     wire = model.wire

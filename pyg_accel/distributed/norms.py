@@ -18,15 +18,15 @@ from torch_geometric.nn import aggr
 from pyg_accel.distributed.tracking import RUNNING, running
 from pyg_accel.distributed.wire import Wire, total
 from pyg_accel.errors import NotDistributable
-from pyg_accel.patching import readouts, reductions
+from pyg_accel.patching import reductions
 
-__all__ = ["HOOKS", "NORMS", "num_graphs"]
+__all__ = ["HOOKS", "NORMS"]
 
 _REDUCED = (aggr.SumAggregation, aggr.MeanAggregation, aggr.MaxAggregation, aggr.MinAggregation)
 
 
-def num_graphs(wire: Wire, batch: Tensor) -> int:
-    """Return the number of graphs on all ranks, for a batch vector [own] of this rank."""
+def _num_graphs(wire: Wire, batch: Tensor) -> int:
+    """The number of graphs on all ranks, for a batch vector [own] of this rank."""
     return int(wire.largest(batch.max() + 1 if batch.numel() else batch.new_zeros(())))
 
 
@@ -76,7 +76,7 @@ def _over_all_ranks(
     if batch is None:
         batch, size = rows.new_zeros(rows.size(0), dtype=torch.int64), 1
     elif size is None:
-        size = num_graphs(wire, batch)
+        size = _num_graphs(wire, batch)
     with running(scatter=partial(_reduced, wire)):
         return function(rows, batch, size)
 
@@ -86,7 +86,7 @@ def _scatter(
     dim_size: int | None = None, reduce: str = "sum",
 ) -> Any:  # fmt: skip
     if RUNNING.scatter is None:
-        return readouts.scatter(original, src, index, dim, dim_size, reduce)
+        return original(src, index, dim, dim_size, reduce)
     return RUNNING.scatter(reduce, src, index, dim_size)
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
-from pyg_accel.distributed.partitioners import PARTITIONERS, parts_of
+from pyg_accel.distributed.partitioners import metis_parts
 from pyg_accel.errors import NotDistributable
 from pyg_accel.graph import Graph
 from pyg_accel.reordering.orders import order_of
@@ -54,18 +54,18 @@ def partition(edges: Tensor, num_nodes: int, ranks: int, method: str | Tensor) -
         edges: [2, E]; the rank that owns the target of an edge owns the edge.
         num_nodes: N.
         ranks: number of parts.
-        method: an order of :func:`pyg_accel.reorder`, ``"given"`` for that of the node ids, or one
-            of :data:`~pyg_accel.distributed.partitioners.PARTITIONERS`, inside whose parts nodes
-            are ordered by communities.
+        method: an order of :func:`pyg_accel.reorder`, ``"given"`` for that of the node ids, or
+            ``"metis"``, inside whose parts nodes are ordered by communities.
     """
     degree = torch.bincount(edges[1], minlength=num_nodes)
-    if isinstance(method, str) and method == "given":
+    name = method if isinstance(method, str) else ""
+    if name == "given":
         order = torch.arange(num_nodes, device=edges.device)
     else:
         graph = Graph.from_edge_index(edges.contiguous(), (num_nodes, num_nodes))
-        order = order_of(graph, "community" if method in PARTITIONERS else method)
-    if isinstance(method, str) and method in PARTITIONERS:
-        parts = parts_of(edges, degree + ROW, ranks, method).to(order.device)
+        order = order_of(graph, "community" if name == "metis" else method)
+    if name == "metis":
+        parts = metis_parts(edges, degree + ROW, ranks).to(order.device)
         inside = from_parts(parts[order], num_nodes, ranks)
         return Partition(order.cpu()[inside.order], inside.cuts)
     return Partition(order, cut(degree[order], ranks))

@@ -57,9 +57,9 @@ def distribute(
         wrap: True averages gradients over ranks after each backward pass; False leaves that to
             the caller (FSDP2, DDP, accelerate); a function wraps the model and averages them.
         partition: an order that :func:`pyg_accel.reorder` knows, cut so that work is balanced;
-            ``"given"``, the order of the node ids; ``"metis"`` or ``"kaminpar"``, if the extra
-            ``partition`` is installed; or the rank of every node (a dictionary of them by node
-            type for a HeteroData).
+            ``"given"``, the order of the node ids; ``"metis"``, if the extra ``partition`` is
+            installed; or the rank of every node (a dictionary of them by node type for a
+            HeteroData).
         wire_dtype: ``torch.bfloat16`` halves the bytes of float32 features that are sent.
 
     Returns:
@@ -76,7 +76,7 @@ def distribute(
         )
     wire = Wire(_group_of(mesh), _device_of(mesh, model))
     stored: list[Stored] = []
-    agree(wire, lambda: _facts(model, data, (rows, wrap, partition, wire_dtype), stored))
+    agree(wire, lambda: _facts(wire, model, data, (rows, wrap, partition, wire_dtype), stored))
     model.to(wire.device)
     with torch.no_grad():
         for tensor in [*model.parameters(), *model.buffers()]:
@@ -130,8 +130,12 @@ def _device_of(mesh: Any, model: Any) -> torch.device:
     return torch.device("cuda", local % torch.cuda.device_count())
 
 
-def _facts(model: Any, data: Any, options: tuple[Any, ...], stored: list[Stored]) -> dict[str, str]:
+def _facts(
+    wire: Wire, model: Any, data: Any, options: tuple[Any, ...], stored: list[Stored]
+) -> dict[str, str]:
     """Return the facts that all ranks must share; opens the folder of a stored graph.
+
+    Each array of the folder is verified by one rank.
 
     Raises:
         ValueError: for what cannot be distributed.
@@ -139,7 +143,7 @@ def _facts(model: Any, data: Any, options: tuple[Any, ...], stored: list[Stored]
     rows, wrap, partition, wire_dtype = options
     reasons = suitability.model_reasons(model)
     if isinstance(data, (str, Path)):
-        stored.append(Stored(data))
+        stored.append(Stored(data, slice(wire.rank, None, wire.size)))
         if partition != "community":
             reasons.append("a stored graph has its partition: pass it to save()")
     else:

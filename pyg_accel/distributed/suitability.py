@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Batch, Data, HeteroData
-from torch_geometric.nn import GPSConv, HANConv, MessagePassing
+from torch_geometric.nn import HANConv, MessagePassing
 from torch_geometric.utils import is_sparse
 
 from pyg_accel.distributed.convs import CONVS
@@ -39,9 +39,7 @@ def model_reasons(model: Any) -> list[str]:
     if not isinstance(model, torch.nn.Module):
         return [f"expected 'model' to be a torch.nn.Module (got {type(model).__name__})"]
     reasons: list[str] = []
-    attention = (gps.attn for gps in model.modules() if isinstance(gps, GPSConv))
-    inside = {module for attn in attention for module in attn.modules()}
-    for module in (m for m in model.modules() if m not in inside):
+    for module in model.modules():
         cls = module.__class__
         base = next((c.__name__ for c in cls.__mro__ if c.__name__ in _UNSUITABLE), "")
         if base and cls not in _SUPPORTED:

@@ -1,14 +1,54 @@
 """MaxK as a nonlinearity: the function, and a module to use instead of ``ReLU``."""
 
+from types import FunctionType
+from typing import Any, TypeVar, Union
+
 import torch
 from torch import Tensor
+from torch._C import _is_tracing
+from torch_geometric.typing import OptPairTensor
 
 from pyg_accel.cbsr import CBSR
 from pyg_accel.checks import shown
 from pyg_accel.ops import maxk
 from pyg_accel.ops.maxk import check_k
+from pyg_accel.patching.reasons import transform_reasons
 
-__all__ = ["MaxK", "dense_maxk", "maxk"]
+__all__ = ["MaxK", "copied", "dense_maxk", "masked", "masked_pair", "maxk", "needs_torch"]
+
+T = TypeVar("T")
+
+
+def masked(x: Tensor, k: int) -> Tensor:
+    """Return :func:`dense_maxk` by functions that TorchScript, traces and transforms know."""
+    columns = torch.argsort(x, dim=-1, descending=True, stable=True)[..., :k]
+    selected = torch.zeros_like(x, dtype=torch.bool).scatter(-1, columns, 1)
+    return x.masked_fill(selected.logical_not(), 0.0)
+
+
+def masked_pair(x: Union[Tensor, OptPairTensor], k: int) -> OptPairTensor:  # noqa: UP007
+    """Return the features of both sides, masked."""
+    if isinstance(x, Tensor):
+        both = masked(x, k)
+        return both, both
+    target = x[1]
+    return masked(x[0], k), None if target is None else masked(target, k)
+
+
+def needs_torch(x: Any) -> bool:
+    """Return whether a call is part of a trace, or inside of a transform of torch."""
+    if torch.compiler.is_compiling() or not (_is_tracing() or transform_reasons(modes=False)):
+        return False
+    sides = x if type(x) in (tuple, list) else (x,)
+    return not any(isinstance(features, CBSR) for features in sides)
+
+
+def copied(function: T, name: str) -> T:
+    """Return a function under another name, under which TorchScript compiles it as a method."""
+    given: Any = function
+    copy: Any = FunctionType(given.__code__, given.__globals__, name, given.__defaults__)
+    copy.__annotations__ = given.__annotations__
+    return copy  # type: ignore[no-any-return]
 
 
 def dense_maxk(x: Tensor | CBSR, k: int) -> Tensor:
@@ -20,6 +60,8 @@ def dense_maxk(x: Tensor | CBSR, k: int) -> Tensor:
         return x.dense()
     if not isinstance(x, Tensor) or x.dim() == 0:
         raise ValueError(f"expected 'x' to be features [..., F] or a CBSR (got {shown(x)})")
+    if needs_torch(x):
+        return masked(x, k)
     if k >= x.size(-1):
         return x
     if x.dim() == 2:
@@ -47,7 +89,9 @@ class MaxK(torch.nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return [..., F] for x [..., F]."""
-        return dense_maxk(x, self.k)
+        if not torch.jit.is_scripting():
+            return dense_maxk(x, self.k)
+        return masked(x, self.k)
 
     def extra_repr(self) -> str:
         """Return the text in the brackets of the repr."""

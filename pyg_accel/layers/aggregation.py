@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
 from torch_geometric import EdgeIndex
 from torch_geometric.nn import Linear, MessagePassing
 from torch_geometric.nn.aggr import MeanAggregation, SumAggregation
@@ -21,7 +20,7 @@ from pyg_accel.graph import Graph
 from pyg_accel.halos import LOOKUPS, Halos
 from pyg_accel.hooks import has_hooks, hook_reasons
 from pyg_accel.layers.activation import dense_maxk, maxk
-from pyg_accel.matrices import graph_of_matrix, is_sparse_matrix, num_edges, values_of
+from pyg_accel.matrices import graph_of_matrix, is_sparse_matrix, values_of
 from pyg_accel.ops.csr import CompiledGraph, graph_of
 from pyg_accel.patching.gate import Call, enter
 from pyg_accel.patching.reasons import device_of, forced
@@ -36,11 +35,9 @@ __all__ = [
     "dtype_of",
     "is_plain",
     "is_recorded",
-    "linear_map",
     "multiplies_first",
     "num_nodes",
     "pyg_reasons",
-    "transformed",
     "written_out",
 ]
 
@@ -57,10 +54,6 @@ _REDUCES: dict[type, str] = {SumAggregation: "sum", MeanAggregation: "mean"}
 # all features in the last-level cache; outside of it, the ratio of bytes is 1.25. On a GPU 1.5 to
 # 2.4, growing with k.
 _COLUMNS_PER_ENTRY = {"cpu": 4.0, "cuda": 2.5}
-# Times on a CPU, over that of a multiplication in a dense product: to sum a column of an edge, and
-# to multiply an entry in a compressed product (gradients included).
-_PRODUCTS_PER_COLUMN = 4
-_PRODUCTS_PER_ENTRY = 2
 
 
 def compress(x: Features, k: int) -> Features:
@@ -85,8 +78,7 @@ def _columns_per_entry(x: Tensor) -> float:
 def multiplies_first(conv: MessagePassing, features: Features, edge_index: Any, width: int) -> bool:
     """Return whether ``A (h W)``, with h the features, costs less than ``(A h) W``.
 
-    The second aggregates compressed features and multiplies dense ones. The first multiplies
-    compressed features, if a backend can, and aggregates dense ones.
+    The second aggregates compressed features; the first writes them out and aggregates dense ones.
 
     Args:
         conv: the layer.
@@ -100,27 +92,7 @@ def multiplies_first(conv: MessagePassing, features: Features, edge_index: Any, 
         return width <= features.size(1)
     if _halos_of(edge_index) is not None:  # the same in all processes, whatever their edges
         return width <= features.k
-    more_columns = width - features.k * _columns_per_entry(features.values)  # to sum per edge
-    if more_columns <= 0 or not ops.multiplies_compressed(features, width):
-        return more_columns <= 0
-    fewer_products = (features.width - features.k * _PRODUCTS_PER_ENTRY) * width  # per node
-    more = num_edges(edge_index) * more_columns * _PRODUCTS_PER_COLUMN
-    return more <= num_nodes(features) * fewer_products
-
-
-def linear_map(features: Features, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Apply a linear map to dense or compressed features."""
-    if isinstance(features, CBSR):
-        return ops.cbsr_linear(features, weight, bias)
-    return linear(features, weight, bias)
-
-
-def transformed(lin: Linear, features: Features) -> Tensor:
-    """Apply a linear layer to features."""
-    if is_plain(lin):
-        return linear_map(features, lin.weight, lin.bias)
-    out: Tensor = lin(written_out(features))
-    return out
+    return width <= features.k * _columns_per_entry(features.values)
 
 
 def is_plain(lin: Linear) -> bool:

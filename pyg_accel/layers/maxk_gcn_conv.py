@@ -6,8 +6,10 @@ import torch
 from torch import Tensor
 from torch_geometric.nn import GCNConv
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
+from torch_geometric.typing import Adj, OptTensor
 
 from pyg_accel.cbsr import CBSR
+from pyg_accel.layers.activation import copied, masked, needs_torch
 from pyg_accel.layers.aggregation import (
     Features,
     aggregate,
@@ -17,7 +19,7 @@ from pyg_accel.layers.aggregation import (
     multiplies_first,
     num_nodes,
     pyg_reasons,
-    transformed,
+    written_out,
 )
 from pyg_accel.memo import is_sparse_tensor, remembered
 from pyg_accel.ops.maxk import check_k
@@ -68,7 +70,9 @@ class MaxKGCNConv(GCNConv):
         )
         self.k = k
 
-    def forward(self, x: Any, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:
+    _of_pyg = copied(GCNConv.forward, "_of_pyg")
+
+    def forward(self, x: Tensor, edge_index: Adj, edge_weight: OptTensor = None) -> Tensor:
         """Run the layer.
 
         Args:
@@ -82,17 +86,24 @@ class MaxKGCNConv(GCNConv):
         Raises:
             ValueError: for a pair of features, as GCNConv does.
         """
+        if not torch.jit.is_scripting():
+            return self._forward(x, edge_index, edge_weight)
+        return self._of_pyg(masked(x, self.k), edge_index, edge_weight)
+
+    def _forward(self, x: Any, edge_index: Any, edge_weight: Tensor | None) -> Tensor:
         if isinstance(x, (tuple, list)) and not isinstance(x, CBSR):
             raise ValueError(
                 f"{type(self).__name__} takes the features of one set of nodes (got a pair); "
                 f"MaxKSAGEConv takes those of two"
             )
+        if needs_torch(x):
+            return self._of_pyg(masked(x, self.k), edge_index, edge_weight)
         features = compress(x, self.k)
         if self.normalize:
             edge_index, edge_weight = self._normalized(features, edge_index, edge_weight)
         by_pyg = pyg_reasons(self, features, edge_index)  # hooks expect the order of PyG
         if by_pyg or multiplies_first(self, features, edge_index, self.out_channels):
-            product = transformed(self.lin, features)
+            product = self.lin(written_out(features))
             out = aggregate(self, product, edge_index, edge_weight=edge_weight)
         else:
             weight = None if edge_weight is None else edge_weight.to(dtype_of(features))

@@ -3,9 +3,12 @@
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch_geometric.nn import GINConv
+from torch_geometric.typing import Adj, OptPairTensor, Size
 
+from pyg_accel.layers.activation import copied, masked_pair, needs_torch
 from pyg_accel.layers.aggregation import aggregate, compress_both, written_out
 from pyg_accel.ops.maxk import check_k
 
@@ -43,7 +46,9 @@ class MaxKGINConv(GINConv):
         super().__init__(nn, eps, train_eps, **kwargs)
         self.k = k
 
-    def forward(self, x: Any, edge_index: Any, size: Any = None) -> Tensor:
+    _of_pyg = copied(GINConv.forward, "_of_pyg")
+
+    def forward(self, x: Tensor | OptPairTensor, edge_index: Adj, size: Size = None) -> Tensor:
         """Run the layer.
 
         Args:
@@ -55,6 +60,13 @@ class MaxKGINConv(GINConv):
         Returns:
             [N, H].
         """
+        if not torch.jit.is_scripting():
+            return self._forward(x, edge_index, size)
+        return self._of_pyg(masked_pair(x, self.k), edge_index, size)
+
+    def _forward(self, x: Any, edge_index: Any, size: Any) -> Tensor:
+        if needs_torch(x):
+            return self._of_pyg(masked_pair(x, self.k), edge_index, size)
         x = compress_both(x, self.k)
         out = aggregate(self, x, edge_index, size)
         if x[1] is not None:

@@ -2,19 +2,20 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor
-from torch.nn.functional import normalize
+from torch.nn.functional import linear, normalize
 from torch_geometric.nn import SAGEConv
+from torch_geometric.typing import Adj, OptPairTensor, Size
 
 from pyg_accel.cbsr import CBSR
+from pyg_accel.layers.activation import masked, masked_pair, needs_torch
 from pyg_accel.layers.aggregation import (
     aggregate,
     compress,
     compress_both,
     is_plain,
-    linear_map,
     multiplies_first,
-    transformed,
     written_out,
 )
 from pyg_accel.ops.maxk import check_k
@@ -31,7 +32,7 @@ class MaxKSAGEConv(SAGEConv):
     of the root are unchanged.
 
     The cheaper order of the matrix products runs: ``(A h) W`` aggregates compressed features,
-    ``A (h W)`` multiplies them, which is faster with few outputs, and on a CPU with few edges.
+    ``A (h W)`` dense ones, which is faster with few outputs.
 
     For other aggregations than sum and mean, PyG aggregates dense features;
     ``pyg_accel.report()`` says so.
@@ -70,7 +71,7 @@ class MaxKSAGEConv(SAGEConv):
         )
         self.k = k
 
-    def forward(self, x: Any, edge_index: Any, size: Any = None) -> Tensor:
+    def forward(self, x: Tensor | OptPairTensor, edge_index: Adj, size: Size = None) -> Tensor:
         """Run the layer.
 
         Args:
@@ -82,6 +83,27 @@ class MaxKSAGEConv(SAGEConv):
         Returns:
             [N, H].
         """
+        if not torch.jit.is_scripting():
+            return self._forward(x, edge_index, size)
+        return self._by_torch(x, edge_index, size)
+
+    def _by_torch(self, x: Tensor | OptPairTensor, edge_index: Adj, size: Size) -> Tensor:
+        """Run the layer by functions of torch and PyG, as TorchScript compiles it."""
+        if self.project and hasattr(self, "lin"):
+            pair = (x, x) if isinstance(x, Tensor) else x
+            pair = (masked(self.lin(pair[0]), self.k), pair[1])
+        else:
+            pair = masked_pair(x, self.k)
+        # propagate_type: (x: OptPairTensor)
+        out = self.lin_l(self.propagate(edge_index, x=pair, size=size))
+        root = pair[1]
+        if hasattr(self, "lin_r") and root is not None:
+            out = out + self.lin_r(root)
+        return normalize(out, p=2.0, dim=-1) if self.normalize else out
+
+    def _forward(self, x: Any, edge_index: Any, size: Any) -> Tensor:
+        if needs_torch(x):
+            return self._by_torch(x, edge_index, size)
         if self.project:
             x = (x, x) if isinstance(x, (Tensor, CBSR)) else x
             x = (compress(self.lin(written_out(x[0])), self.k), x[1])
@@ -89,14 +111,14 @@ class MaxKSAGEConv(SAGEConv):
             x = compress_both(x, self.k)
         lin = self.lin_l
         if is_plain(lin) and multiplies_first(self, x[0], edge_index, self.out_channels):
-            product = linear_map(x[0], lin.weight)
+            product = linear(written_out(x[0]), lin.weight)
             out = aggregate(self, (product, x[1]), edge_index, size)
             # Under autocast the product has a lower precision than the bias.
             out = out if lin.bias is None else out + lin.bias.to(out.dtype)
         else:
             out = lin(aggregate(self, x, edge_index, size))
         if self.root_weight and x[1] is not None:
-            out = out + transformed(self.lin_r, x[1])
+            out = out + self.lin_r(written_out(x[1]))
         return normalize(out, p=2.0, dim=-1) if self.normalize else out
 
     def __repr__(self) -> str:

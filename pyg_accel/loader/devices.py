@@ -13,6 +13,7 @@ from weakref import finalize
 import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
+from torch_geometric.sampler import NeighborSampler
 
 from pyg_accel.cache import Snapshot, changes_unseen
 from pyg_accel.derived import derived
@@ -29,9 +30,8 @@ _log = logging.getLogger("pyg_accel")
 
 
 def device_of(sampler: Any) -> torch.device:
-    """Return where a sampler, of any class, samples."""
-    device: torch.device = getattr(sampler, _DEVICE, _CPU)
-    return device
+    """Return where a sampler, of any class, samples. A user's own may answer to any name."""
+    return vars(sampler).get(_DEVICE, _CPU) if isinstance(sampler, NeighborSampler) else _CPU
 
 
 def why_on_cpu(sampler: Any) -> str:

@@ -15,12 +15,12 @@ from pyg_accel.loader.devices import device_of, may_have_changed, readable, why_
 from pyg_accel.loader.stream import beside
 from pyg_accel.native import cpu_library, cuda_library
 
-__all__ = ["sample"]
+__all__ = ["ONE", "Draw", "Edges", "draw", "sample"]
 
-_ONE = ""  # the only type of nodes, and of edges, of a homogeneous graph
+ONE = ""  # the only type of nodes, and of edges, of a homogeneous graph
 
 
-class _Graph(NamedTuple):
+class Edges(NamedTuple):
     """What is asked of a sampler, by type of nodes or of edges."""
 
     ends: dict[Any, tuple[Any, Any]]  # the types of source and target of each type of edges
@@ -31,6 +31,26 @@ class _Graph(NamedTuple):
     node_time: Mapping[Any, Tensor]
     edge_time: Mapping[Any, Tensor]
     edge_weight: Mapping[Any, Tensor]
+
+
+class Draw(NamedTuple):
+    """How edges are drawn.
+
+    Attributes:
+        device: where.
+        replace: with replacement.
+        induced: all edges between the nodes that are found.
+        disjoint: a subgraph of its own for every seed.
+        temporal_strategy: ``"uniform"`` or ``"last"``.
+        backward: along edges, not against them.
+    """
+
+    device: torch.device
+    replace: bool = False
+    induced: bool = False
+    disjoint: bool = False
+    temporal_strategy: str = "uniform"
+    backward: bool = False
 
 
 def sample(
@@ -60,20 +80,25 @@ def sample(
     """
     began = time.perf_counter()
     typed = isinstance(seed, dict)
-    seeds = seed if isinstance(seed, dict) else {_ONE: seed}
-    times = seed_time if isinstance(seed_time, dict) or seed_time is None else {_ONE: seed_time}
+    seeds = seed if isinstance(seed, dict) else {ONE: seed}
+    times = seed_time if isinstance(seed_time, dict) or seed_time is None else {ONE: seed_time}
     graph = _typed(sampler) if typed else _homogeneous(sampler)
-    found: Any = _run(sampler, graph, seeds, times)
+    how = Draw(
+        device_of(sampler), sampler.replace, sampler.subgraph_type == SubgraphType.induced,
+        sampler.disjoint, sampler.temporal_strategy, sampler.sample_direction == "backward",
+    )  # fmt: skip
+    waits = _must_wait(sampler, graph, seeds, times)
+    found: Any = draw(graph, how, seeds, times, after=waits)
     out: SamplerOutput | HeteroSamplerOutput = found
     if not typed:
         out = SamplerOutput(
-            node=found.node[_ONE],
-            row=found.row[_ONE],
-            col=found.col[_ONE],
-            edge=found.edge[_ONE],
-            batch=found.batch and found.batch[_ONE],
-            num_sampled_nodes=found.num_sampled_nodes and found.num_sampled_nodes[_ONE],
-            num_sampled_edges=found.num_sampled_edges and found.num_sampled_edges[_ONE],
+            node=found.node[ONE],
+            row=found.row[ONE],
+            col=found.col[ONE],
+            edge=found.edge[ONE],
+            batch=found.batch and found.batch[ONE],
+            num_sampled_nodes=found.num_sampled_nodes and found.num_sampled_nodes[ONE],
+            num_sampled_edges=found.num_sampled_edges and found.num_sampled_edges[ONE],
         )
     what = f"neighbors {sampler.num_neighbors.values}"
     seconds = time.perf_counter() - began
@@ -82,9 +107,9 @@ def sample(
     return out
 
 
-def _homogeneous(sampler: Any) -> _Graph:
+def _homogeneous(sampler: Any) -> Edges:
     def single(value: Tensor | None) -> dict[Any, Tensor]:
-        return {} if value is None else {_ONE: value}
+        return {} if value is None else {ONE: value}
 
     num_neighbors = sampler.num_neighbors.get_mapped_values()
     if isinstance(num_neighbors, dict):
@@ -92,14 +117,14 @@ def _homogeneous(sampler: Any) -> _Graph:
             f"expected 'num_neighbors' to be a list for a graph with one type of edges "
             f"(got {num_neighbors!r})"
         )
-    return _Graph(
-        {_ONE: (_ONE, _ONE)}, {_ONE: sampler.colptr}, {_ONE: sampler.row},
-        {_ONE: sampler.num_nodes}, {_ONE: num_neighbors}, single(sampler.node_time),
+    return Edges(
+        {ONE: (ONE, ONE)}, {ONE: sampler.colptr}, {ONE: sampler.row},
+        {ONE: sampler.num_nodes}, {ONE: num_neighbors}, single(sampler.node_time),
         single(sampler.edge_time), single(sampler.edge_weight),
     )  # fmt: skip
 
 
-def _typed(sampler: Any) -> _Graph:
+def _typed(sampler: Any) -> Edges:
     names = dict(sampler.to_edge_type)
     if sampler.sample_direction == "backward":
         names = {k: sampler.to_restored_edge_type[name] for k, name in names.items()}
@@ -108,7 +133,7 @@ def _typed(sampler: Any) -> _Graph:
         return {names[k]: value for k, value in (by_relation or {}).items()}
 
     relations = {sampler.to_rel_type[kind]: (kind[0], kind[-1]) for kind in sampler.edge_types}
-    return _Graph(
+    return Edges(
         named(relations), named(sampler.colptr_dict), named(sampler.row_dict),
         _counted(sampler, relations),
         named(sampler.num_neighbors.get_mapped_values(sampler.edge_types)),
@@ -116,7 +141,7 @@ def _typed(sampler: Any) -> _Graph:
     )  # fmt: skip
 
 
-def _by_edges(graph: _Graph) -> dict[Any, int]:
+def _by_edges(graph: Edges) -> dict[Any, int]:
     """How many nodes there are of each type, those included that only edges tell of."""
     counts = dict(graph.num_nodes)
     for relation, (source, _) in graph.ends.items():
@@ -138,22 +163,36 @@ def _counted(sampler: Any, relations: Mapping[Any, tuple[Any, Any]]) -> dict[Any
     return counts
 
 
-def _run(
-    sampler: Any,
-    graph: _Graph,
+def draw(
+    graph: Edges,
+    how: Draw,
     seeds: Mapping[Any, Tensor],
-    seed_time: Mapping[Any, Tensor] | None,
+    seed_time: Mapping[Any, Tensor] | None = None,
+    *,
+    after: bool = True,
 ) -> HeteroSamplerOutput:
-    device, induced = device_of(sampler), sampler.subgraph_type == SubgraphType.induced
+    """Sample a subgraph.
+
+    Args:
+        graph: the edges.
+        how: the way.
+        seeds: ids of nodes by type.
+        seed_time: their times.
+        after: wait for what the current stream of a GPU writes.
+
+    Raises:
+        ValueError: names the argument, or what is wrong with the graph.
+    """
+    induced = how.induced
     if unknown := seeds.keys() - graph.num_nodes.keys():
         raise ValueError(f"expected 'seed' to name types of nodes (got {sorted(unknown)})")
     types = [*seeds, *(kind for kind in graph.num_nodes if kind not in seeds)]
     relations = list(graph.ends)
     if len({graph.colptr[k].dtype for k in relations}) > 1:
         raise ValueError("expected 'edge_index' to have one dtype in all types of edges")
-    if sampler.temporal_strategy not in ("uniform", "last"):
+    if how.temporal_strategy not in ("uniform", "last"):
         raise ValueError(f"expected 'temporal_strategy' to be 'uniform' or 'last' "
-                         f"(got {sampler.temporal_strategy!r})")  # fmt: skip
+                         f"(got {how.temporal_strategy!r})")  # fmt: skip
     for kind, values in graph.node_time.items():
         _check_times("time_attr", values, graph.num_nodes[kind])
     for kind, values in graph.edge_time.items():
@@ -162,8 +201,8 @@ def _run(
         if values.shape != graph.row[kind].shape or values.dtype not in _WEIGHTS:
             raise ValueError(f"expected 'weight_attr' to be a float32 or float64 number of every "
                              f"edge (got {_shown(values)})")  # fmt: skip
-    with beside(device, after=_must_wait(sampler, graph, seeds, seed_time)) as made:
-        tensors, counts, fault = _draw(sampler, graph, types, seeds, seed_time, induced=induced)
+    with beside(how.device, after=after) as made:
+        tensors, counts, fault = _draw(graph, how, types, seeds, seed_time)
         made += tensors
     if fault:
         raise ValueError(fault)
@@ -179,14 +218,14 @@ def _run(
             row, col, edge = edges[k]
             inside = row < nodes[source][0].numel()
             edges[k] = row[inside], col[inside], edge[inside]
-    if sampler.sample_direction == "backward":
+    if how.backward:
         edges = {k: (col, row, edge) for k, (row, col, edge) in edges.items()}
     return HeteroSamplerOutput(
         node={kind: nodes[kind][0] for kind in graph.num_nodes},
         row={k: row for k, (row, _, _) in edges.items()},
         col={k: col for k, (_, col, _) in edges.items()},
         edge={k: edge for k, (_, _, edge) in edges.items()},
-        batch={kind: nodes[kind][1] for kind in graph.num_nodes} if sampler.disjoint else None,
+        batch={kind: nodes[kind][1] for kind in graph.num_nodes} if how.disjoint else None,
         num_sampled_nodes=None if induced else {
             kind: [counted[i] for _, counted in (first, *hops)] for i, kind in enumerate(types)
         },
@@ -198,7 +237,7 @@ def _run(
 
 def _must_wait(
     sampler: Any,
-    graph: _Graph,
+    graph: Edges,
     seeds: Mapping[Any, Tensor],
     seed_time: Mapping[Any, Tensor] | None,
 ) -> bool:
@@ -211,16 +250,14 @@ def _must_wait(
 
 
 def _draw(
-    sampler: Any,
-    graph: _Graph,
+    graph: Edges,
+    how: Draw,
     types: Sequence[Any],
     seeds: Mapping[Any, Tensor],
     seed_time: Mapping[Any, Tensor] | None,
-    *,
-    induced: bool,
 ) -> tuple[list[Tensor], list[int], str]:
     """Call the library: what is sampled, how much of it in each hop, and what was wrong."""
-    device, relations = device_of(sampler), list(graph.ends)
+    device, relations = how.device, list(graph.ends)
     library = cuda_library() if device.type == "cuda" else cpu_library()
     nothing = torch.empty(0, dtype=torch.int64, device=device)
     no_weight = torch.empty(0, device=device)
@@ -229,7 +266,7 @@ def _draw(
     if graph.node_time or graph.edge_time:
         now = torch.cat([nothing, *_times_of(seeds, seed_time, graph, device)])
     try:
-        by_relation = [[*graph.num_neighbors[k], *[-1] * induced] for k in relations]
+        by_relation = [[*graph.num_neighbors[k], *[-1] * how.induced] for k in relations]
         numbers = [index(count) for each in by_relation for count in each]
     except TypeError as error:
         raise ValueError(f"expected 'num_neighbors' to be integers ({error})") from error
@@ -250,10 +287,10 @@ def _draw(
             [ready(graph.edge_time.get(k, nothing)) for k in relations],
             [ready(graph.edge_weight.get(k, no_weight)) for k in relations],
             now,
-            sampler.replace,
-            induced,
-            sampler.disjoint,
-            sampler.temporal_strategy == "last",
+            how.replace,
+            how.induced,
+            how.disjoint,
+            how.temporal_strategy == "last",
             random_seed,
         )
         return out
@@ -286,7 +323,7 @@ def _checked_seed(ids: Tensor, device: torch.device) -> Tensor:
 def _times_of(
     seeds: Mapping[Any, Tensor],
     seed_time: Mapping[Any, Tensor] | None,
-    graph: _Graph,
+    graph: Edges,
     device: torch.device,
 ) -> Iterator[Tensor]:
     """Yield the times of all seeds; by default those of the nodes."""

@@ -2,7 +2,6 @@
 
 from pyg_accel.ops.attention import attention
 from pyg_accel.ops.cbsr import cbsr_spmm
-from pyg_accel.ops.cbsr_linear import cbsr_linear, multiplies_compressed
 from pyg_accel.ops.gspmm import gspmm
 from pyg_accel.ops.maxk import maxk
 from pyg_accel.ops.quantized import Quantized, quantize
@@ -16,12 +15,10 @@ from pyg_accel.ops.spmm import spmm
 __all__ = [
     "Quantized",
     "attention",
-    "cbsr_linear",
     "cbsr_spmm",
     "edge_softmax",
     "gspmm",
     "maxk",
-    "multiplies_compressed",
     "quantize",
     "sampled_spmm",
     "sampling_rates",

@@ -22,6 +22,7 @@ from pyg_accel.backends.spec import Shapes, shapes_of
 from pyg_accel.cache import Bounded
 from pyg_accel.checks import shown
 from pyg_accel.column_reuse import kind_of
+from pyg_accel.csr import Edges
 from pyg_accel.formula import Formula, operands_of, parse
 from pyg_accel.graph import CSR, Graph, check_graph
 from pyg_accel.ops.arrays import ARRAYS, Arrays, csr_and_rest
@@ -32,7 +33,9 @@ from pyg_accel.ops.attention_backward import (
     is_backward_fast,
     setup_context,
 )
+from pyg_accel.ops.attention_by_edge import attention_plan_of
 from pyg_accel.ops.attention_unfused import bind_unfused, extent, unfused
+from pyg_accel.ops.by_edge import EdgePlan, run_by_edge
 from pyg_accel.ops.gspmm import check_operands
 from pyg_accel.ops.layout import contiguous_rows
 from pyg_accel.ops.operator import call, define
@@ -75,7 +78,7 @@ def attention(
     """
     score, value = str(score), str(value)
     if isinstance(operands, (list, tuple)):
-        out: Tensor | None = run(graph, _make_plan, (score, value, edge_order), operands)
+        out: Tensor | None = run(graph, _make_plan, (score, value, edge_order), operands, _by_edge)
         if out is not None:
             return out
     check_graph(graph)
@@ -101,6 +104,16 @@ def attention(
     arrays = Arrays.of(graph, edge_order=edge_order, transposed=any(needs))
     result: Tensor = call("attention", *arrays, folded, score, value)[0]
     return result
+
+
+def _by_edge(graph: Graph, kind: tuple[Any, ...], operands: Sequence[Any]) -> Any:
+    return run_by_edge(graph, _edge_plan, kind, operands)
+
+
+def _edge_plan(
+    edges: Edges, kind: tuple[Any, ...], operands: Sequence[Tensor], needs: tuple[bool, ...]
+) -> EdgePlan | None:
+    return attention_plan_of(edges, kind, operands, needs, attention)
 
 
 def _is_fused(

@@ -18,7 +18,7 @@ _ARGS = "Tensor edge_index, SymInt num_rows, SymInt num_cols, int target"
 
 
 def graph_of(edge_index: Tensor, num_rows: int, num_cols: int, target: int) -> Graph:
-    """Return the CSR form of an edge_index, which is built once.
+    """Return the graph of an edge_index, whose CSR form is built at most once.
 
     Args:
         edge_index: [2, E].
@@ -59,7 +59,8 @@ def idle_rows_of(edge_index: Tensor, row: int, nodes: int) -> IdleRows:
 
 
 def keep_graph(edge_index: Tensor, target: int, graph: Graph) -> None:
-    """Let :func:`graph_of` find a graph that was built before anything asked for it."""
+    """Let :func:`graph_of` find a graph; it does not keep the edge list alive any more."""
+    graph.release_edges()
     keep((edge_index,), ("graph", target, graph.num_rows, graph.num_cols), graph)
 
 

@@ -2,8 +2,8 @@
 
 A gradient is a function of the gradient of the result and of what else it reads, by the names of
 its parameters: arguments of the operator, ``output`` for its result, ``x_rows`` and ``x_columns``
-for the sizes of argument x, and the groups ``arrays`` and ``how`` for arguments that belong
-together. So the backward pass keeps what the wanted gradients read, and nothing else.
+for the sizes of argument x, and ``arrays`` for the arrays of the graph. So the backward pass keeps
+what the wanted gradients read, and nothing else.
 """
 
 import inspect
@@ -18,10 +18,7 @@ __all__ = ["Gradients", "derivative_of"]
 Gradients = Mapping[str, Callable[..., Tensor]]
 
 _SIZES = {"rows": 0, "columns": 1}
-_GROUPS = {
-    "arrays": ("rowptr", "col", "eid", "rowptr_t", "col_t", "eid_t", "num_cols", "sorted"),
-    "how": ("width", "strategy", "rescale", "seed"),
-}
+_ARRAYS = ("rowptr", "col", "eid", "rowptr_t", "col_t", "eid_t", "num_cols", "sorted")
 
 
 def derivative_of(
@@ -36,9 +33,7 @@ def derivative_of(
     """
     names = re.findall(r"(\w+)(?=[,)])", schema.partition("->")[0])
     read = {name: tuple(inspect.signature(g).parameters)[1:] for name, g in gradients.items()}
-    members = {
-        parameter: [name for name in names if name in _GROUPS[parameter]] for parameter in _GROUPS
-    }
+    arrays = [name for name in names if name in _ARRAYS]
 
     def setup(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
         given = dict(zip(names, inputs, strict=True)) | {"output": output}
@@ -46,7 +41,7 @@ def derivative_of(
         parameters = dict.fromkeys(p for name in wanted for p in read[name])
         kept: dict[str, Any] = {}
         for parameter in parameters:
-            for name in members.get(parameter, (parameter,)):
+            for name in arrays if parameter == "arrays" else (parameter,):
                 if name in given:
                     kept[name] = given[name]
                 else:
@@ -61,9 +56,7 @@ def derivative_of(
         given = ctx.others | dict(zip(ctx.tensors, ctx.saved_tensors, strict=True))
 
         def argument(parameter: str) -> Any:
-            if parameter in members:
-                return [given[name] for name in members[parameter]]
-            return given[parameter]
+            return [given[n] for n in arrays] if parameter == "arrays" else given[parameter]
 
         found = {n: gradients[n](grad, *map(argument, read[n])) for n in ctx.wanted}
         return tuple(found.get(name) for name in names)

@@ -16,12 +16,14 @@ from pyg_accel.backends.spec import shapes_of
 from pyg_accel.formula import Formula, has_sum, is_summed, operands_of, parse, shape_of
 from pyg_accel.graph import Graph, check_graph
 from pyg_accel.ops.arrays import ARRAYS, Arrays, csr_and_rest
+from pyg_accel.ops.by_edge import run_by_edge
 from pyg_accel.ops.gspmm_backward import backward, setup_context
 from pyg_accel.ops.launch import run_gspmm
 from pyg_accel.ops.layout import find_layout
 from pyg_accel.ops.operator import call, define
 from pyg_accel.ops.plan import run
 from pyg_accel.ops.reduction import REDUCES, plan_of
+from pyg_accel.ops.reduction_by_edge import edge_plan_of
 
 __all__ = ["REDUCES", "check_operands", "gspmm"]
 
@@ -64,10 +66,14 @@ def gspmm(
     if isinstance(operands, (list, tuple)) and isinstance(reduce, (str, tuple, list)):
         reduces = (reduce,) if isinstance(reduce, str) else tuple(reduce)
         kind = (text, reduces, edge_order, isinstance(reduce, str))
-        outs = run(graph, plan_of, kind, operands)
+        outs = run(graph, plan_of, kind, operands, _by_edge)
         if outs is not None:
             return outs
     return _dispatched(graph, text, operands, reduce, edge_order)
+
+
+def _by_edge(graph: Graph, kind: tuple[Any, ...], operands: Sequence[Any]) -> Any:
+    return run_by_edge(graph, edge_plan_of, kind, operands)
 
 
 def _dispatched(graph: Graph, text: str, operands: Any, reduce: Any, edge_order: bool) -> Any:

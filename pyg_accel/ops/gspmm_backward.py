@@ -26,6 +26,7 @@ from pyg_accel.formula import (
     shape_of,
     summed,
     swap_sides,
+    times,
 )
 from pyg_accel.graph import CSR
 from pyg_accel.machine import is_captured
@@ -43,9 +44,12 @@ __all__ = [
     "kinds_of",
     "kinds_of_shapes",
     "mean_pass",
+    "operand_gradients",
     "plan_gradients",
     "setup_context",
 ]  # fmt: skip
+
+_ONE = Const(1.0)
 
 
 def kinds_of(operands: Sequence[Tensor]) -> Shapes:
@@ -58,24 +62,29 @@ def kinds_of_shapes(shapes: Sequence[tuple[int, int]]) -> Shapes:
     return tuple((1 if h == 1 else 2, 1 if f == 1 else 2) for h, f in shapes)
 
 
-@lru_cache(maxsize=1024)
-def plan_gradients(
+def operand_gradients(
     text: str,
     reduces: tuple[str, ...],
     needs: tuple[bool, ...],
     grads: tuple[bool, ...],
-    shapes: Shapes,
-) -> tuple[Step, ...]:
-    """The steps of a backward pass.
+    sizes: dict[int, tuple[int, int]],
+    share: Formula = _ONE,
+) -> dict[int, Formula]:
+    """Return what each edge adds to the gradients of operands, as it sees the graph.
 
-    With the n operands of the call, operand n + 2r is the gradient of reduction r (scaled for a
-    mean) and n + 2r + 1 its winners (max, min) or its second coefficient (prod). Those behind them
-    are results of earlier steps: sums over the width that the gradients of both ends of an edge
-    read, one number per edge and head.
+    With the n operands of the call, operand n + 2r is the gradient of reduction r and n + 2r + 1
+    its winners (max, min) or its second coefficient (prod).
+
+    Args:
+        text: the formula.
+        reduces: of its messages.
+        needs: which operands need gradients.
+        grads: which results have gradients.
+        sizes: (heads, width) of the operands; those of the others are added.
+        share: what gradients of means are multiplied by.
     """
     formula = parse(text)
-    n = len(shapes)
-    sizes = dict(enumerate(shapes))
+    n = len(needs)
     message_size = shape_of(formula, sizes)
     seed: Formula | None = None
     for r, reduce in enumerate(reduces):
@@ -85,7 +94,9 @@ def plan_gradients(
         second = Operand("v", n + 2 * r + 1)
         sizes[g.index] = sizes[second.index] = message_size
         part: Formula = g
-        if reduce in ("max", "min"):
+        if reduce == "mean":
+            part = times(g, share)
+        elif reduce in ("max", "min"):
             part = Binary("sel", g, second)
         elif reduce == "sqsum":
             part = Binary("mul", g, Binary("mul", Const(2.0), formula))
@@ -95,17 +106,40 @@ def plan_gradients(
             part = Binary("add", Binary("mul", others, Binary("sub", Const(1.0), zero)),
                           Binary("mul", second, zero))  # fmt: skip
         seed = part if seed is None else Binary("add", seed, part)
-    sides = {o.index: o.side for o in operands_of(formula)}
     wanted: dict[int, Formula] = {}
-    for index in sides:
+    for index in {o.index: None for o in operands_of(formula)}:
         found = gradient(formula, index, seed, sizes) if needs[index] and seed is not None else None
         if found is not None:
-            narrow = sizes[index][1] == 1 != shape_of(found, sizes)[1]
-            wanted[index] = summed(found, sizes) if narrow else found
+            wanted[index] = found
+    return wanted
+
+
+@lru_cache(maxsize=1024)
+def plan_gradients(
+    text: str,
+    reduces: tuple[str, ...],
+    needs: tuple[bool, ...],
+    grads: tuple[bool, ...],
+    shapes: Shapes,
+) -> tuple[Step, ...]:
+    """The steps of a backward pass over rows.
+
+    Operands are those of :func:`operand_gradients`, with gradients of means divided by the degrees.
+    Those behind them are results of earlier steps: sums over the width that the gradients of both
+    ends of an edge read, one number per edge and head.
+    """
+    formula, n = parse(text), len(shapes)
+    sizes = dict(enumerate(shapes))
+    sides = {o.index: o.side for o in operands_of(formula)}
+    wanted = operand_gradients(text, reduces, needs, grads, sizes)
+    for index, found in wanted.items():
+        if sizes[index][1] == 1 != shape_of(found, sizes)[1]:
+            wanted[index] = summed(found, sizes)
+    heads = shape_of(formula, sizes)[0]
     numbers: dict[int, Formula] = {}
-    while number := _of_both_ends(wanted, sides, sizes, message_size[0]):
+    while number := _of_both_ends(wanted, sides, sizes, heads):
         place = n + 2 * len(reduces) + len(numbers)
-        sizes[place], sides[place], numbers[place] = (message_size[0], 1), "e", number
+        sizes[place], sides[place], numbers[place] = (heads, 1), "e", number
         wanted = {i: _replaced(f, number, Operand("e", place)) for i, f in wanted.items()}
     return tuple(_step(index, sides[index], f) for index, f in (numbers | wanted).items())
 

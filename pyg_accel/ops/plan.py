@@ -173,6 +173,7 @@ def run(
     make: Callable[..., Plan | None],
     kind: tuple[Any, ...],
     operands: Sequence[Any],
+    by_edge: Callable[[Graph, tuple[Any, ...], Sequence[Any]], Any] | None = None,
 ) -> Any:
     """Run an eager call.
 
@@ -181,6 +182,7 @@ def run(
         make: of the graph, the kind, operands and whether each needs a gradient, makes the plan.
         kind: what else it depends on.
         operands: tensors, if all is well.
+        by_edge: runs calls on a graph that is not built, or returns None.
 
     Returns:
         The result, or a list of them; None for a call that goes through the registered operator.
@@ -191,6 +193,11 @@ def run(
         raise NotImplementedError("pyg_accel operators have no forward-mode derivatives")
     if type(graph) is not Graph or _modes() or _transforms() is not None:
         return None
+    if not graph.built:
+        outs = None if by_edge is None else by_edge(graph, kind, operands)
+        if outs is not None:
+            return outs
+        graph = graph.build()
     recorded, facts = torch.is_grad_enabled(), []
     for t in operands:
         if type(t) not in _PLAIN or t.layout is not _STRIDED:

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pyg_accel.backends.dtypes import EIGHT_BITS
 from pyg_accel.checks import require, shown
 
 __all__ = ["Quantized", "quantize"]
@@ -16,7 +15,7 @@ class Quantized:
     """Features ``values * scale``.
 
     Attributes:
-        values: [N, F] or [N, H, F] of int8 or float8_e4m3fn.
+        values: [N, F] or [N, H, F] of int8.
         scale: float32, [N, 1] or [1, F] (with ones for H).
     """
 
@@ -28,11 +27,11 @@ class Quantized:
         values, scale = self.values, self.scale
         if (
             not isinstance(values, Tensor)
-            or values.dtype not in EIGHT_BITS
+            or values.dtype != torch.int8
             or values.dim() not in (2, 3)
         ):
             got = f"{shown(values)} {values.dtype}" if isinstance(values, Tensor) else shown(values)
-            raise ValueError(f"expected values [N, F] or [N, H, F] of int8 or float8 (got {got})")
+            raise ValueError(f"expected values [N, F] or [N, H, F] of int8 (got {got})")
         ones = (1,) * (values.dim() - 1)
         shapes = [(values.size(0), *ones), (1, *values.shape[1:])]
         if not isinstance(scale, Tensor) or tuple(scale.shape) not in shapes:
@@ -47,16 +46,15 @@ class Quantized:
         return self.values.float() * self.scale
 
 
-def quantize(x: Tensor, dtype: torch.dtype = torch.int8, *, per: str = "column") -> Quantized:
+def quantize(x: Tensor, *, per: str = "column") -> Quantized:
     """Store features in 8 bits, for :func:`sampled_spmm`.
 
     Symmetric, with the largest magnitude of a column (row) as scale; the quantisation of the
-    AES-SpMM paper, which follows ES-SpMM, without a zero point. int8 rounds to within 1/254 of that
-    largest magnitude; float8_e4m3fn to within 1/16 of each number, down to about 1e-5 of it.
+    AES-SpMM paper, which follows ES-SpMM, without a zero point. Rounds to within 1/254 of that
+    largest magnitude.
 
     Args:
         x: [N, F] or [N, H, F] of finite numbers.
-        dtype: torch.int8 or torch.float8_e4m3fn.
         per: ``"column"``: one scale per feature, which costs a kernel nothing per edge;
             ``"row"``: one per node, for features whose size differs from node to node.
 
@@ -70,19 +68,14 @@ def quantize(x: Tensor, dtype: torch.dtype = torch.int8, *, per: str = "column")
         raise ValueError("expected 'x' to be floating-point features [N, F] or [N, H, F]")
     if x.layout != torch.strided:
         raise ValueError(f"expected 'x' to be strided (got {x.layout})")
-    if not isinstance(dtype, torch.dtype) or dtype not in EIGHT_BITS:
-        raise ValueError(f"expected int8 or float8_e4m3fn (got {dtype})")
     if per not in ("column", "row"):
         raise ValueError(f"expected 'per' to be 'column' or 'row' (got '{per}')")
     wide = x.detach().float()
     dims = [0] if per == "column" else list(range(1, x.dim()))
     if wide.numel() == 0:
         shape = [1 if d in dims else n for d, n in enumerate(x.shape)]
-        return Quantized(wide.to(dtype), wide.new_ones(shape))
+        return Quantized(wide.to(torch.int8), wide.new_ones(shape))
     most = wide.abs().amax(dims, keepdim=True)
     require(most.isfinite().all(), "expected 'x' of finite numbers (got NaN or infinity)")
-    scale = torch.where(most > 0, most / EIGHT_BITS[dtype], 1.0)
-    scaled = wide / scale
-    if dtype == torch.int8:
-        scaled = scaled.round().clamp(-127, 127)
-    return Quantized(scaled.to(dtype), scale)
+    scale = torch.where(most > 0, most / 127.0, 1.0)
+    return Quantized((wide / scale).round().clamp(-127, 127).to(torch.int8), scale)

@@ -30,7 +30,7 @@ from pyg_accel.ops.layout import contiguous_rows, find_layout
 from pyg_accel.ops.plan import Fold, Gradient, Plan, Result, computing, folding, reshaping
 from pyg_accel.ops.steps import SCATTER, Pass, fit
 
-__all__ = ["REDUCES", "plan_of", "transposed_of"]
+__all__ = ["REDUCES", "Reduction", "plan_of", "reduction_of", "transposed_of"]
 
 REDUCES = ("sum", "mean", "max", "min", "prod", "sqsum", "none")
 _EXTREMES = ("max", "min")
@@ -54,7 +54,7 @@ def plan_of(
         return None
     rule = None
     if 0 not in map(Tensor.dim, operands):
-        rule = _reduction(text, reduces, edge_order, trailings, needs)
+        rule = reduction_of(text, reduces, edge_order, trailings, needs)
     if rule is None:
         return None
     rows, device = rule.rows(graph), graph.device
@@ -129,7 +129,7 @@ class _BoundGradient(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Reduction:
+class Reduction:
     """A formula and its reductions, on operands of these shapes.
 
     Attributes:
@@ -179,15 +179,17 @@ class _Reduction:
         """Rows of operands by their side."""
         return {"u": graph.num_cols, "v": graph.num_rows, "e": graph.num_edges}
 
-    def _turned(self, graph: Graph) -> CSR | None:
+    def turned(self, graph: Graph, *, edge_order: bool) -> CSR | None:
+        """Return the transposed graph if a gradient needs it."""
         needed = ("u", True) in zip(self.sides, self.needs, strict=True)
-        return transposed_of(graph, edge_order=self.edge_order) if needed else None
+        return transposed_of(graph, edge_order=edge_order) if needed else None
 
     def bind(self, graph: Graph, tensors: list[Tensor | None]) -> Gradient | None:
         """Plan the pass for saved tensors and gradients like these."""
         if "prod" in self.reduces:
             return None
-        csr, turned = graph.csr(edge_order=self.edge_order), self._turned(graph)
+        csr = graph.csr(edge_order=self.edge_order)
+        turned = self.turned(graph, edge_order=self.edge_order)
         like = next(t for t in tensors[len(self.keeps) :] if t is not None)
         share, mean = None, None
         if is_plain_mean(self.text, self.reduces, turned):
@@ -301,6 +303,17 @@ class _Reduction:
         self, graph: Graph, saved: Sequence[Tensor], grads: Sequence[Tensor | None]
     ) -> list[Tensor | None]:
         """Compute the gradients by operators."""
+        turned = self.turned(graph, edge_order=self.edge_order)
+        return self.by_operators(graph.csr(edge_order=self.edge_order), turned, saved, grads)
+
+    def by_operators(
+        self,
+        csr: CSR,
+        turned: CSR | None,
+        saved: Sequence[Tensor],
+        grads: Sequence[Tensor | None],
+    ) -> list[Tensor | None]:
+        """Compute the gradients by operators on a graph and its transpose."""
         n, tensors = len(self.sides), dict(zip(self.indices, saved, strict=True))
 
         def folded(t: Tensor | None, shape: tuple[int, int]) -> Tensor | None:
@@ -309,8 +322,7 @@ class _Reduction:
         operands = [folded(tensors.get(i), shape) for i, shape in enumerate(self.shapes)]
         winners = [folded(tensors.get(n + 2 * r + 1), self.message)
                    for r in range(len(self.reduces))]  # fmt: skip
-        csr = graph.csr(edge_order=self.edge_order)
-        found = gradients(Arrays.join(csr, self._turned(graph)), operands, winners,
+        found = gradients(Arrays.join(csr, turned), operands, winners,
                           [folded(g, self.message) for g in grads], self.text, self.reduces,
                           self.needs, self.shapes)  # fmt: skip
         return [None if g is None else g.reshape(g.size(0), *trailing)
@@ -328,13 +340,13 @@ def _reshaping(fit: Fold, trailing: Sequence[int]) -> Fold:
 
 
 @lru_cache(maxsize=4096)
-def _reduction(
+def reduction_of(
     text: str,
     reduces: tuple[str, ...],
     edge_order: bool,
     trailings: tuple[torch.Size, ...],
     needs: tuple[bool, ...],
-) -> _Reduction | None:
+) -> Reduction | None:
     """The kind of a call; None if it is wrong, or if operands are expanded to meet."""
     formula, n = parse(text), len(trailings)
     read = sorted({(o.index, o.side) for o in operands_of(formula)})
@@ -359,7 +371,7 @@ def _reduction(
     sides = tuple(side for _, side in read)
     # Where nothing is of edges, their numbers are not read.
     edge_order = edge_order and ("e" in sides or "none" in reduces)
-    return _Reduction(
+    return Reduction(
         text, reduces, edge_order, sides, trailings, shapes, needs, message, trailing,
         bool(extremes), tuple(keeps), tuple(indices),
     )  # fmt: skip

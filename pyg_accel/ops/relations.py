@@ -10,7 +10,6 @@ from pyg_accel.ops.segment_matmul import segment_matmul
 from pyg_accel.ops.spmm import spmm
 
 __all__ = [
-    "AttentionRelations",
     "PairFeatures",
     "Pairs",
     "Relations",
@@ -18,7 +17,6 @@ __all__ = [
     "multiply_relations",
     "pairs_of",
     "relational_spmm",
-    "stack_attention",
     "stack_relations",
     "sums_of_relations",
 ]
@@ -91,57 +89,10 @@ class PairFeatures(NamedTuple):
         """Multiply each by the matrix of its relation, [R, F, H]: [P, H]."""
         return segment_matmul(self.x, self.ptr, weight)
 
-    def repeated(self, rows: Tensor) -> Tensor:
-        """Return the row of the relation of every pair: [P, H] of [R, H]."""
-        ones = self.x.new_ones(self.x.size(0), 1)
-        return segment_matmul(ones, self.ptr, rows.unsqueeze(1))
-
 
 def features_of_pairs(pairs: Pairs, x: Tensor) -> PairFeatures:
     """Gather the features of the nodes of pairs from those of all nodes."""
     return PairFeatures(spmm(pairs.node, x), pairs.ptr)
-
-
-class AttentionRelations(NamedTuple):
-    """The graphs of all relations, with rows of their own for sources as well.
-
-    A softmax is over the edges of one relation into a target, which are those of one pair.
-
-    Attributes:
-        into: from the pairs of a relation and a source to those of a relation and a target.
-        sources: the former.
-        targets: the latter.
-        out: from the latter to the target nodes.
-    """
-
-    into: Graph
-    sources: Pairs
-    targets: Pairs
-    out: Graph
-
-    @property
-    def ptr(self) -> Tensor:
-        """[R + 1], where the targets of every relation begin; on the CPU."""
-        return self.targets.ptr
-
-
-def stack_attention(
-    source: Tensor, target: Tensor, relation: Tensor, sizes: tuple[int, int, int]
-) -> AttentionRelations:
-    """Stack the graphs of relations whose sources are features of the relation too.
-
-    Args and errors are those of :func:`stack_relations`.
-    """
-    num_sources, num_targets, relations = sizes
-    sources, source_pair = pairs_of(source, relation, num_sources, relations)
-    targets, target_pair = pairs_of(target, relation, num_targets, relations)
-    into = Graph.from_edge_index(
-        torch.stack([source_pair, target_pair]), (sources.node.num_rows, targets.node.num_rows)
-    )
-    out = Graph.from_edge_index(
-        _own_edges(targets.node.col.long()).flip(0), (targets.node.num_rows, num_targets)
-    )
-    return AttentionRelations(into, sources, targets, out)
 
 
 def pairs_of(end: Tensor, relation: Tensor, nodes: int, relations: int) -> tuple[Pairs, Tensor]:

@@ -1,13 +1,12 @@
 """Aggregation over a sample of each target's edges, chosen inside the kernel.
 
-Which edges those are is defined in :mod:`pyg_accel.backends.sampling`; the gradients are in
-:mod:`.sampled_backward`.
+Which edges those are is defined in :mod:`pyg_accel.backends.sampling`. For inference: there are no
+gradients (ES-SpMM paper, section VI-B).
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from numbers import Integral
 from typing import Any
 
 import torch
@@ -16,12 +15,11 @@ from torch import Tensor
 from pyg_accel.backends import OpSpec, choose
 from pyg_accel.backends.sampling import Sampling
 from pyg_accel.checks import whole
-from pyg_accel.graph import Graph, check_graph
+from pyg_accel.graph import CSR, Graph, check_graph
 from pyg_accel.ops.arrays import ROW_ARRAYS
 from pyg_accel.ops.layout import contiguous_rows
 from pyg_accel.ops.operator import call, define
 from pyg_accel.ops.quantized import Quantized
-from pyg_accel.ops.sampled_backward import HOW, fit, split
 
 __all__ = ["sampled_spmm", "sampling_rates"]
 
@@ -35,7 +33,6 @@ def sampled_spmm(
     strategy: str = "fastrand",
     reduce: str = "sum",
     rescale: str = "none",
-    seed: int | Tensor | None = None,
     edge_order: bool = False,
 ) -> Tensor:
     """Aggregate at most ``width`` source nodes of every target: ES-SpMM.
@@ -51,27 +48,21 @@ def sampled_spmm(
         width: most edges of a target; the shared memory width S of the paper.
         strategy: ``"bucket"``, the first edges as stored (ascending source ids); ``"fastrand"``,
             edge ``i * 577 mod degree`` for each i below ``width`` (587, then 593, where the prime
-            divides the degree); ``"random"``, another subset in each call, without replacement,
-            every edge of a row with the same chance. See :mod:`pyg_accel.backends.sampling`.
+            divides the degree). See :mod:`pyg_accel.backends.sampling`.
         reduce: ``"sum"``, or ``"mean"``: over the sampled edges.
         rescale: what a sum is multiplied by; a mean takes ``"none"`` alone.
             ``"none"``: nothing, as in the paper's algorithm 1.
-            ``"row"``: degree / sampled degree of the target, so that sums keep their size; with
-            ``"random"`` it estimates the full sum without bias. ``"gcn"``: additionally root over
-            root, sqrt(degree / sampled degree) of target and source each, which turns weights
-            1 / sqrt(degree_i degree_j) into those of the sampled degrees (paper, section VI-A);
-            for graphs with as many targets as sources.
-        seed: for ``"random"``: a number, or a tensor of one int64 on the graph's device; by default
-            it is drawn from torch's generator of that device, without waiting for the device.
+            ``"row"``: degree / sampled degree of the target, so that sums keep their size.
         edge_order: weights are in the order of the edge list; by default in that of the CSR.
 
     Returns:
         [num_rows, F] or [num_rows, H, F]; targets without edges get 0. Features from
-        :func:`quantize` give float32. Gradients are those of the sample that was drawn.
+        :func:`quantize` give float32.
 
     Raises:
         ValueError: for arguments that do not fit, ``reduce="mean"`` with a ``rescale`` among them.
         BackendNotSupported: if no backend can run it.
+        RuntimeError: from a backward pass through the result.
     """
     check_graph(graph)
     if isinstance(x, Quantized):
@@ -98,9 +89,7 @@ def sampled_spmm(
     if weight is not None:
         weight = weight.reshape(weight.size(0), heads)
     arrays = graph.csr(edge_order=edge_order)[:4]
-    key = _seed(seed, graph.device) if strategy == "random" else None
-    how = (int(width), strategy, rescale, key)
-    out: Tensor = call("sampled_spmm", *arrays, folded, scale, weight, *how)
+    out: Tensor = call("sampled_sum", *arrays, folded, scale, weight, int(width), strategy, rescale)
     return out.reshape(graph.num_rows, *values.shape[1:])
 
 
@@ -156,18 +145,6 @@ def _checked(widths: Iterable[int]) -> list[int]:
     return [whole("widths", width) for width in found]
 
 
-def _seed(seed: int | Tensor | None, device: torch.device) -> Tensor:
-    if isinstance(seed, Tensor):
-        if seed.numel() != 1 or seed.dtype != torch.int64 or seed.device != device:
-            raise ValueError(f"expected 'seed' to be one int64 on {device}")
-        return seed.reshape(1)
-    if seed is None:
-        return torch.randint(2**63 - 1, (1,), dtype=torch.int64, device=device)
-    if isinstance(seed, bool) or not isinstance(seed, Integral) or not -(2**63) <= seed < 2**63:
-        raise ValueError(f"expected 'seed' to be a whole number of 64 bits (got {seed!r})")
-    return torch.tensor([seed], dtype=torch.int64, device=device)
-
-
 def _check(graph: Graph, values: Tensor, weight: Tensor | None, reduce: str, rescale: str) -> str:
     """Raise for arguments that do not fit; return the factor of reduction and rescaling."""
     if not isinstance(values, Tensor) or values.dim() not in (2, 3):
@@ -181,12 +158,10 @@ def _check(graph: Graph, values: Tensor, weight: Tensor | None, reduce: str, res
         )
     if reduce not in ("sum", "mean"):
         raise ValueError(f"expected 'reduce' to be 'sum' or 'mean' (got '{reduce}')")
-    if rescale not in ("none", "row", "gcn"):
-        raise ValueError(f"expected 'rescale' to be none, row or gcn (got '{rescale}')")
+    if rescale not in ("none", "row"):
+        raise ValueError(f"expected 'rescale' to be none or row (got '{rescale}')")
     if reduce == "mean" and rescale != "none":
         raise ValueError("a mean is over the sampled edges already: it takes no 'rescale'")
-    if rescale == "gcn" and graph.num_rows != graph.num_cols:
-        raise ValueError("expected as many targets as sources for rescale='gcn'")
     if weight is not None:
         shapes = [(graph.num_edges,), (graph.num_edges, 1)]
         shapes += [(graph.num_edges, values.size(1)), (graph.num_edges, values.size(1), 1)] * (
@@ -200,38 +175,35 @@ def _check(graph: Graph, values: Tensor, weight: Tensor | None, reduce: str, res
     return "mean" if reduce == "mean" else rescale
 
 
-def _forward(*args: Any) -> Any:
-    csr, (x, scale, weight, *how, seed) = split(args)
-    sampling = Sampling(*how)
-    spec = OpSpec.on("sampled_spmm", csr, x, x.size(1), x.size(2), k=sampling.width)
+def _forward(
+    rowptr: Tensor, col: Tensor, eid: Tensor | None, num_cols: int, x: Tensor,
+    scale: Tensor | None, weight: Tensor | None, width: int, strategy: str, rescale: str,
+) -> Any:  # fmt: skip
+    csr = CSR(rowptr, col, eid, num_cols, False)
+    spec = OpSpec.on("sampled_spmm", csr, x, x.size(1), x.size(2), k=width)
     weight = None if weight is None else weight.contiguous()
     if (noted := _noted.get()) is not None:
-        noted.append(sampling.width)
-    return choose(spec).kernel.run(csr, x, scale, weight, sampling, seed)
+        noted.append(width)
+    return choose(spec).kernel.run(csr, x, scale, weight, Sampling(width, strategy, rescale))
 
 
-def _forward_fake(*args: Any) -> Any:
-    csr, (x, scale, *_) = split(args)
+def _forward_fake(rowptr: Tensor, *args: Any) -> Any:
+    x, scale = args[3:5]
     dtype = x.dtype if scale is None else scale.dtype
-    return x.new_empty(csr.num_rows, x.size(1), x.size(2), dtype=dtype)
+    return x.new_empty(rowptr.size(0) - 1, x.size(1), x.size(2), dtype=dtype)
 
 
-def _of_weight(
-    grad: Tensor, arrays: list[Any], x: Tensor, scale: Tensor | None, weight: Tensor, how: list[Any]
-) -> Tensor:
-    if scale is not None:
-        x = (x.to(scale.dtype).flatten(1) * scale).view(x.shape)
-    return fit(call("sampled_sddmm", *arrays, contiguous_rows(grad), x, *how), weight)
+def _no_gradient(grad: Tensor) -> Tensor:
+    raise RuntimeError(
+        "sums over sampled edges have no gradient, they are for inference: call the model under "
+        "torch.no_grad(), or train outside of sampled()"
+    )
 
 
 define(
-    f"sampled_spmm({ROW_ARRAYS}, Tensor x, Tensor? scale, Tensor? weight, {HOW}) -> Tensor",
+    f"sampled_sum({ROW_ARRAYS}, Tensor x, Tensor? scale, Tensor? weight, SymInt width, "
+    "str strategy, str rescale) -> Tensor",
     _forward,
     _forward_fake,
-    gradients={
-        "x": lambda grad, arrays, weight, how: call(
-            "sampled_spmm_t", *arrays, contiguous_rows(grad), weight, *how
-        ),
-        "weight": _of_weight,
-    },
+    gradients={"x": _no_gradient, "weight": _no_gradient},
 )

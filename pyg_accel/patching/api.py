@@ -10,18 +10,17 @@ from torch_geometric.nn import MessagePassing
 
 from pyg_accel.backends.dispatch import fast_backend_reasons
 from pyg_accel.patching import (
-    batches,
     hetero,
     layers,
     loading,
-    ordered,
     overrides,
     propagate,
-    readouts,
     reasons,
     relations,
+    seam,
 )
 from pyg_accel.patching.reductions import aggregate
+from pyg_accel.settings import settings
 
 __all__ = ["OverrideHandle", "PatchHandle", "patch", "patched", "unpatch"]
 
@@ -40,12 +39,9 @@ _HOOKS: dict[str, Callable[..., Any]] = {
     "both_directions": loading.construct_both,
     "sample": loading.sample,
     "to_csc": loading.to_csc,
+    "batch_to_ptr": seam.batch_to_ptr,
     "load": loading.load,
-    "scatter": readouts.scatter,
-    "segment": readouts.segment,
-    "quantile": ordered.quantile,
     "collate": loading.collate,
-    "batch": batches.next_batch,
 }
 # Threads may enter and leave patched() at once: what is counted must agree with what is installed.
 _lock = threading.RLock()
@@ -104,11 +100,14 @@ class PatchHandle(OverrideHandle):
         self._modules = (
             None if model is None else [m for m in model.modules() if isinstance(m, MessagePassing)]
         )
+        settings.changed()  # raises where a variable is wrong
         fast_backend_reasons("cpu")  # loads the backends now: the first call is slow enough
         super().__init__({})
 
     def _switch(self, by: int) -> None:
         reasons.switch(self._modules, by)
+        if self._modules is None:
+            seam.give() if by > 0 else seam.take_back()
         if self._loader is not None:
             loading.switch(self._loader, by)
 

@@ -161,8 +161,10 @@ def _is_harmless(value: Any) -> bool:
         return _is_pure(value.__name__)
     if isinstance(value, type) and issubclass(value, BaseException):
         return True
-    name = getattr(value, "__name__", "")
-    if getattr(builtins, name, None) is value:
+    # Other objects may answer to any name.
+    named = isinstance(value, (type, BuiltinFunctionType))
+    name = value.__name__ if named else ""
+    if named and getattr(builtins, name, None) is value:
         return name in _PURE
     if isinstance(value, BuiltinFunctionType) and not _is_of_packages(value):
         return value.__self__ is not None and _is_harmless(value.__self__)

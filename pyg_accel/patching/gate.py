@@ -86,16 +86,17 @@ def by_program(
         return NOTHING  # Dynamo would compile what runs here, and sizes are tensors in a trace
     now: tuple[Any, ...] | None = None
     leaves: tuple[Tensor, ...] | None
-    adopted = False
+    adopted, known = False, None
     while True:
         known = vars(layer).get(programs.KEY)
         known = None if known is None else known.get(name)
-        usable = known is not None and known.layer is layer
-        if usable and known.switched != switches.changes:
+        if known is not None and known.layer is not layer:
+            known = None  # a copy that shares the attributes
+        if known is not None and known.switched != switches.changes:
             if not is_active(layer):
                 return NOTHING
             known.switched = switches.changes
-        for program in known.programs if usable else ():
+        for program in () if known is None else known.programs:
             leaves, state = program.admit(args, kwargs), program.state
             if leaves is None:
                 continue
@@ -108,14 +109,19 @@ def by_program(
                 and saved_tensors_hooks(False) is None  # of a call made again this was decided
                 and ((few := edges < sizes.fewest) or sizes.seen.is_new(leaves[sizes.graph]))
             ):
-                (sizes.row_few if few else sizes.row_new).add(0.0)
                 before, running.stock = running.stock, True  # functions inside of it are PyG's too
+                start = perf_counter()
                 try:
                     return original(layer, *args, **kwargs)
                 finally:
                     running.stock = before
+                    (sizes.row_few if few else sizes.row_new).add(perf_counter() - start)
             now, guard = now or context(), program.guard
-            if program.context == now and unchanged(guard.compared, guard.shared.compared):
+            if (
+                program.context == now
+                and guard.apart(map(id, leaves))
+                and unchanged(guard.compared)
+            ):
                 break
         else:
             if adopted or not programs.adopt(layer, name, args, kwargs, now or context()):

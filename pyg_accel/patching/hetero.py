@@ -1,7 +1,7 @@
 """HeteroConv: all relations in one set of kernels.
 
 It calls a layer for each relation, and a hundred relations are a hundred calls too small to be
-worth a kernel. Where these layers are of one kind and shape (:mod:`.stackable`), the graphs of all
+worth a kernel. Where all of them are SAGEConv or GraphConv of one shape, the graphs of all
 relations are stacked and aggregated over at once, with a row for each pair of a relation and a
 target, and each row is multiplied by the matrix of its relation.
 """
@@ -9,23 +9,19 @@ target, and each row is multiplied by the matrix of its relation.
 from collections.abc import Callable
 from functools import partial
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch_geometric.nn import HeteroConv
+from torch.nn.parameter import is_lazy
+from torch_geometric.nn import GraphConv, HeteroConv, SAGEConv
 from torch_geometric.nn.conv.hetero_conv import group
-from torch_geometric.utils import add_remaining_self_loops
+from torch_geometric.nn.dense import Linear
 
 from pyg_accel.derived import derived, find
 from pyg_accel.graph import for_autograd
 from pyg_accel.machine import is_captured
-from pyg_accel.ops.relations import (
-    AttentionRelations,
-    Relations,
-    stack_attention,
-    stack_relations,
-)
+from pyg_accel.ops.relations import Relations, stack_relations, sums_of_relations
 from pyg_accel.ops.spmm import spmm
 from pyg_accel.patching import gate
 from pyg_accel.patching.reasons import (
@@ -34,14 +30,31 @@ from pyg_accel.patching.reasons import (
     takes_part,
     torch_records,
 )
-from pyg_accel.patching.relations import stacking_reasons
+from pyg_accel.patching.relations import reduce_of, stacking_reasons
 from pyg_accel.patching.size import work_of
-from pyg_accel.patching.stackable import Attention, Parts, aggregate, formula_of, parts_of
-from pyg_accel.settings import settings
 
 __all__ = ["forward"]
 
 EdgeType = tuple[str, ...]  # source, relation, target
+
+
+class Parts(NamedTuple):
+    """What a layer computes with.
+
+    Attributes:
+        reduce: how neighbours are reduced.
+        linear: what the result is multiplied by, and its bias.
+        root: what the target's own features are multiplied by, without a bias; or None.
+    """
+
+    reduce: str
+    linear: Any
+    root: Any
+
+    def kind(self) -> tuple[Any, ...]:
+        """What parts of layers that run together have in common."""
+        root = None if self.root is None else self.root.weight.shape
+        return self.reduce, self.linear.weight.shape, self.linear.bias is None, root
 
 
 def forward(original: Callable[..., Any], self: HeteroConv, *args: Any, **kwargs: Any) -> Any:
@@ -54,13 +67,33 @@ def forward(original: Callable[..., Any], self: HeteroConv, *args: Any, **kwargs
     layers: dict[Any, Any] = {key: conv for key, conv in self.convs.items() if key in edges}
     if len(layers) < 2 or not all(takes_part(conv) for conv in layers.values()):
         return original(self, *args)
-    parts = {key: found for key, conv in layers.items() if (found := parts_of(conv)) is not None}
+    parts = {key: found for key, conv in layers.items() if (found := _parts_of(conv)) is not None}
     if len(parts) < len(layers):
         return original(self, *args)
     call = gate.Call(original, self, args, {})
-    device = next(iter(parts.values())).weight.device
+    device = next(iter(parts.values())).linear.weight.device
     reasons = _reasons(self, layers, parts, xs, edges)
     return gate.enter(call, reasons, partial(_stacked, parts), device, counts=False)
+
+
+def _parts_of(conv: Any) -> Parts | None:
+    """The parts of a layer; None for one that computes something else."""
+    if type(conv) is SAGEConv and not (conv.project or conv.normalize):
+        linear, root = conv.lin_l, conv.lin_r if conv.root_weight else None
+    elif type(conv) is GraphConv:
+        linear, root = conv.lin_rel, conv.lin_root
+    else:
+        return None
+    linears = [linear] if root is None else [linear, root]
+    if any(type(lin) is not Linear or is_lazy(lin.weight) for lin in linears):
+        return None
+    reduce, weight = reduce_of(conv), linear.weight
+    if reduce is None or conv.flow != "source_to_target" or getattr(root, "bias", None) is not None:
+        return None
+    tensors = [t for lin in linears for t in lin.parameters()]
+    if any(t.dtype != weight.dtype for t in tensors):
+        return None
+    return Parts(reduce, linear, root) if linears[-1].weight.size(1) == weight.size(1) else None
 
 
 def _stacking(
@@ -71,8 +104,6 @@ def _stacking(
     how = {
         "sizes": tuple(xs[name].size(0) for name in types),
         "ends": tuple((types.index(key[0]), types.index(key[-1])) for key in parts),
-        "loops": tuple(part.loops for part in parts.values()),
-        "attends": isinstance(next(iter(parts.values())).options, Attention),
     }
     return [edges[key] for key in parts], how
 
@@ -87,23 +118,25 @@ def _stacked(parts: dict[EdgeType, Parts], call: gate.Call) -> tuple[dict[str, T
     self: Any = call.owner
     graphs, how = _stacking(parts, xs, edges)
     key, make = ("relations", *how.values()), for_autograd(partial(_stack, *graphs, **how))
-    relations: Relations | AttentionRelations = derived(graphs, key, make)
+    relations: Relations = derived(graphs, key, make)
     out = _all_at_once(parts, relations, {name: xs[name] for name in _types_of(parts)}, self.aggr)
     return out, [_formula_of(parts)]
 
 
 def _formula_of(parts: dict[EdgeType, Parts]) -> str:
-    return f"{formula_of(next(iter(parts.values())))}, {len(parts)} relations"
+    return f"{next(iter(parts.values())).reduce}_j u0, {len(parts)} relations"
 
 
 def _all_at_once(
     parts: dict[EdgeType, Parts],
-    relations: Relations | AttentionRelations,
+    relations: Relations,
     xs: dict[str, Tensor],
     aggr: str | None,
 ) -> dict[str, Tensor]:
     """Make the calls of all layers; ``xs`` are in the order of the nodes of ``relations``."""
-    rows = aggregate(list(parts.values()), relations, torch.cat(list(xs.values())))
+    weight = torch.stack([part.linear.weight.t() for part in parts.values()])
+    reduce = next(iter(parts.values())).reduce
+    rows = sums_of_relations(relations, torch.cat(list(xs.values())), weight, reduce=reduce)
     if aggr not in ("sum", "mean"):
         return _grouped(parts, relations, rows, xs, aggr)
     sizes = [features.size(0) for features in xs.values()]
@@ -112,10 +145,9 @@ def _all_at_once(
     for name in dict.fromkeys(key[-1] for key in parts):
         mine = [part for key, part in parts.items() if key[-1] == name]
         result = sums[name]
-        if mine[0].root is not None:
-            own = torch.stack([part.root.weight for part in mine]).sum(0)
-            result = result + xs[name] @ own.t()
-        if biases := [part.bias for part in mine if part.bias is not None]:
+        if roots := [part.root.weight for part in mine if part.root is not None]:
+            result = result + xs[name] @ torch.stack(roots).sum(0).t()
+        if biases := [part.linear.bias for part in mine if part.linear.bias is not None]:
             result = result + torch.stack(biases).sum(0)
         out[name] = result / len(mine) if aggr == "mean" else result
     return out
@@ -123,7 +155,7 @@ def _all_at_once(
 
 def _grouped(
     parts: dict[EdgeType, Parts],
-    relations: Relations | AttentionRelations,
+    relations: Relations,
     rows: Tensor,
     xs: dict[str, Tensor],
     aggr: str | None,
@@ -140,38 +172,27 @@ def _grouped(
         result = own.new_zeros(x.size(0), own.size(1)).index_copy(0, ids - begin[key[-1]], own)
         if part.root is not None:
             result = result + x @ part.root.weight.t()
-        if part.bias is not None:
-            result = result + part.bias
+        if part.linear.bias is not None:
+            result = result + part.linear.bias
         results.setdefault(key[-1], []).append(result)
     reduced = ((name, group(found, aggr)) for name, found in results.items())
     return {name: out for name, out in reduced if out is not None}  # it is None of no layers
 
 
-def _stack(
-    *edges: Tensor,
-    sizes: tuple[int, ...],
-    ends: tuple[tuple[int, int], ...],
-    loops: tuple[bool, ...],
-    attends: bool,
-) -> Relations | AttentionRelations:
+def _stack(*edges: Tensor, sizes: tuple[int, ...], ends: tuple[tuple[int, int], ...]) -> Relations:
     """Stack the graphs of relations between types of nodes: those of a type follow one another."""
     device = edges[0].device
-    looped = [
-        add_remaining_self_loops(ei, num_nodes=min(sizes[end] for end in pair))[0] if loop else ei
-        for ei, pair, loop in zip(edges, ends, loops, strict=True)
-    ]
-    counts = torch.tensor([ei.size(1) for ei in looped], device=device)
+    counts = torch.tensor([ei.size(1) for ei in edges], device=device)
     relation = torch.repeat_interleave(torch.arange(len(edges), device=device), counts)
     *first, total = accumulate(sizes, initial=0)
     moved = []
-    for side, ids in enumerate(torch.cat(looped, dim=1).long()):
+    for side, ids in enumerate(torch.cat(edges, dim=1).long()):
         most = torch.tensor([sizes[end[side]] for end in ends], device=device)[relation]
         begin = torch.tensor([first[end[side]] for end in ends], device=device)[relation]
         if bool(((ids < 0) | (ids >= most)).any()):  # once moved they would be another type's
             raise IndexError("found ids in 'edge_index_dict' that are no nodes of their type")
         moved.append(ids + begin)
-    stack = stack_attention if attends else stack_relations
-    return stack(moved[0], moved[1], relation, (total, total, len(edges)))
+    return stack_relations(moved[0], moved[1], relation, (total, total, len(edges)))
 
 
 def _reasons(
@@ -183,6 +204,7 @@ def _reasons(
 ) -> list[str]:
     """Why a call is left to the loop."""
     first, one = next(iter(parts.items()))
+    weight = one.linear.weight
     graphs = [edges[key] for key in layers]
     if reasons := stacking_reasons(layers.values(), graphs):
         return reasons
@@ -193,21 +215,16 @@ def _reasons(
     for key in layers:
         for name in (key[0], key[-1]):
             x = xs.get(name)
-            if type(x) is not Tensor or x.dim() != 2 or x.size(1) != one.weight.size(1):
+            if type(x) is not Tensor or x.dim() != 2 or x.size(1) != weight.size(1):
                 return ["features of several widths"]
-            if (x.dtype, x.device) != (one.weight.dtype, edges[key].device):
+            if (x.dtype, x.device) != (weight.dtype, edges[key].device):
                 return ["features of another type or device"]
     for key, conv in layers.items():
         if reasons := layer_reasons(conv, edges[key]):
             return reasons
     if reasons := call_reasons(layers[first], edges[first]):
         return reasons
-    width = xs[first[0]].size(1) * one.weight.itemsize
-    if isinstance(one.options, Attention) and not settings.always:
-        largest = min(graphs, key=lambda graph: graph.size(1))
-        alone = work_of([formula_of(one)])
-        if not gate.too_small(None, largest, largest.size(1), alone, width, known=True):
-            return ["relations that are large enough each"]  # to gather their rows gains nothing
+    width = xs[first[0]].size(1) * weight.itemsize
     stacked, how = _stacking(parts, xs, edges)
     known = find(stacked, ("relations", *how.values())) is not None
     if is_captured(graphs[0]) and not known:

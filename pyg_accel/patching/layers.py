@@ -53,7 +53,7 @@ def hooked(self: MessagePassing, *args: Any, **kwargs: Any) -> Any:
 
 def _remembering(self: MessagePassing, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Make a call that gets from memory what was derived from its edge_index before."""
-    before = memo.running.begin(self)
+    before = memo.running.begin()
     try:
         if running_recorder.recorder is None:
             out = programs.recorded(self, "call", _forward_of, args, kwargs)

@@ -2,19 +2,18 @@
 
 import time
 from collections.abc import Callable
-from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import torch
-import torch_geometric
 from torch_geometric.data import Batch
-from torch_geometric.sampler import NeighborSampler
+from torch_geometric.sampler import BaseSampler, NeighborSampler
 
 from pyg_accel.cache import EXACT
 from pyg_accel.call_report import record_batch
 from pyg_accel.loader import collate as several
 from pyg_accel.loader import devices, neighbors
 from pyg_accel.native import cpu_unavailable_reasons, cuda_library
+from pyg_accel.patching import seam
 from pyg_accel.patching.reasons import is_active
 
 __all__ = [
@@ -75,23 +74,11 @@ def _takes_part() -> bool:
 
 
 def construct(function: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
-    """Stand in for ``NeighborSampler.__init__``, which asks for pyg-lib: here it has one."""
+    """Stand in for ``NeighborSampler.__init__``."""
     if not _takes_part():
         return function(self, *args, **kwargs)
-    typing = SimpleNamespace(**vars(torch_geometric.typing))
-    typing.WITH_PYG_LIB = True
-    typing.WITH_EDGE_TIME_NEIGHBOR_SAMPLE = typing.WITH_WEIGHTED_NEIGHBOR_SAMPLE = True
-    module = SimpleNamespace(typing=typing)
-    assert isinstance(function, FunctionType)
-    # Its own code, which reads `torch_geometric.typing`; other threads see nothing of it.
-    complete = FunctionType(
-        function.__code__, {**function.__globals__, "torch_geometric": module}, "__init__",
-        function.__defaults__, function.__closure__,
-    )  # fmt: skip
-    complete.__kwdefaults__ = function.__kwdefaults__
-    complete(self, *args, **kwargs)
-    weighted = self.edge_weight is not None and type(self) is NeighborSampler
-    if weighted and not torch_geometric.typing.WITH_WEIGHTED_NEIGHBOR_SAMPLE:
+    function(self, *args, **kwargs)
+    if self.edge_weight is not None and type(self) is NeighborSampler and seam.is_given():
         self.__class__ = WeightedSampler
     data = args[0] if args else kwargs["data"]
     devices.place(self, data, _wanted[-1] if _wanted else None)
@@ -133,6 +120,10 @@ def load(function: Callable[..., None], self: Any, data: Any, *args: Any, **kwar
     """
     sampler = args[0] if args else kwargs.get("node_sampler", kwargs.get("link_sampler"))
     device = devices.device_of(sampler)
+    if isinstance(sampler, BaseSampler) and not isinstance(sampler, NeighborSampler):
+        for part in vars(sampler).values():
+            if isinstance(part, NeighborSampler):
+                devices.leave_on_cpu(part, f"it is part of a {type(sampler).__name__}")
     if device.type != "cpu":
         if _wanted and is_active():
             data = devices.data_for(data, device)

@@ -6,24 +6,22 @@ functions can be pickled and compared, names that others replace meanwhile are t
 whoever imported a function before reaches the hook as well. These functions are:
 
 * ``propagate`` and ``edge_updater`` that PyG renders for every subclass of MessagePassing when the
-  first instance of it is made, and ``MessagePassing._set_jittable_templates``, which renders them
-  for classes still to come.
+  first instance of it is made, and the method of MessagePassing that renders them, for classes
+  still to come.
 * ``MessagePassing._collect``, which only the reference ``propagate`` calls: explainers and feature
   decomposition run that one instead. It only adds a row to the report.
 * ``Aggregation.__call__``, where messages meet their reduction.
 * functions that derive an edge_index from another at every call (``gcn_norm``, self-loops, masks):
   see :mod:`pyg_accel.memo`.
 * ``softmax`` over target nodes, and ``spmm``.
-* ``scatter`` and ``segment``, by which readouts reduce rows over groups.
-* ``QuantileAggregation.forward``, which sorts.
-* while a model is distributed, ``degree``, ``global_add_pool`` and its like, and the ``group`` of
-  HANConv.
+* while a model is distributed, ``scatter``, ``degree``, ``global_add_pool`` and its like, and the
+  ``group`` of HANConv.
 * ``RGCNConv.forward`` and ``HeteroConv.forward``, which loop over relations.
 * ``NeighborSampler._sample``, which draws the mini-batches of neighbour loaders, its ``__init__``,
   and those of ``BidirectionalNeighborSampler``, ``NodeLoader`` and ``LinkLoader``.
+* ``_batch_to_ptr``, by which ``knn`` and its like find examples.
 * ``to_csc``, by which samplers sort edges by target.
 * ``collate``, which puts graphs into a batch.
-* ``__next__`` of the iterators of loaders, torch's and PyG's, for a row of the report.
 
 Methods are added: ``MessagePassing._call_impl``, by which torch runs the forward of a layer and its
 hooks, for only inside of it results are remembered; and the one that compilers ask.
@@ -41,11 +39,9 @@ from typing import Any, NamedTuple
 from torch._dynamo.eval_frame import skip_code
 from torch._dynamo.variables.functions import _spec_cache
 from torch.compiler import is_dynamo_compiling
-from torch.utils.data.dataloader import _BaseDataLoaderIter
 from torch_geometric.loader import LinkLoader, NodeLoader
-from torch_geometric.loader.base import DataLoaderIterator
 from torch_geometric.nn import HeteroConv, MessagePassing, RGCNConv
-from torch_geometric.nn.aggr import Aggregation, QuantileAggregation
+from torch_geometric.nn.aggr import Aggregation
 from torch_geometric.sampler import BidirectionalNeighborSampler, NeighborSampler
 
 from pyg_accel.patching.running import running
@@ -59,6 +55,9 @@ _ORIGINAL = "__original_fn"  # torch.jit.script_if_tracing's name for what a wra
 _SCRIPTED = "__script_if_tracing_wrapper"
 _WRAPPED = "__wrapped__"
 _RENDERED = {"propagate": "_jinja_propagate", "edge_updater": "_jinja_edge_updater"}
+# What renders them, by its names in PyG 2.8 and 2.9; without it all classes share the reference.
+_RENDERS = next((n for n in ("_set_jittable_templates", "_set_templates")
+                 if hasattr(MessagePassing, n)), "")  # fmt: skip
 _HOMES = ("torch.", "torch_geometric.", "torch_sparse.")
 _HOOKED = {  # the hook of each function, by where PyG and torch_sparse define or export it
     "torch_geometric.nn.conv.gcn_conv.gcn_norm": "memoise",
@@ -72,29 +71,29 @@ _HOOKED = {  # the hook of each function, by where PyG and torch_sparse define o
     "torch_sparse.fill_diag": "memoise",
     "torch_geometric.utils.softmax": "softmax",
     "torch_geometric.utils.spmm": "spmm",
-    "torch_geometric.utils.scatter": "scatter",
-    "torch_geometric.utils.segment": "segment",
-    "torch_geometric.utils.degree": "degree",  # from here on while a model is distributed
+    "torch_geometric.utils.scatter": "scatter",  # from here on while a model is distributed
+    "torch_geometric.utils.degree": "degree",
     "torch_geometric.nn.conv.han_conv.group": "group",
     "torch_geometric.nn.global_add_pool": "pool",
     "torch_geometric.nn.global_mean_pool": "pool",
     "torch_geometric.nn.global_max_pool": "pool",
     "torch_geometric.data.collate.collate": "collate",
     "torch_geometric.sampler.utils.to_csc": "to_csc",
+    "torch_geometric.nn.pool._batch_to_ptr": "batch_to_ptr",
 }
 # The hook of each method, and whether it is asked inside of a layer's call that is PyG's.
 _METHODS: tuple[tuple[type, str, str, bool], ...] = (
-    (MessagePassing, "_set_jittable_templates", "render", True),
-    (MessagePassing, "_collect", "bypassed", True),
+    *(
+        ((MessagePassing, _RENDERS, "render", True), (MessagePassing, "_collect", "bypassed", True))
+        if _RENDERS
+        else ((MessagePassing, name, "call", False) for name in _RENDERED)
+    ),
     (Aggregation, "__call__", "aggregate", False),
-    (QuantileAggregation, "forward", "quantile", True),
     (RGCNConv, "forward", "relations", False),
     (HeteroConv, "forward", "hetero", True),
     (NeighborSampler, "__init__", "sampler", True),
     (NeighborSampler, "_sample", "sample", True),
     (BidirectionalNeighborSampler, "__init__", "both_directions", True),
-    (_BaseDataLoaderIter, "__next__", "batch", True),
-    (DataLoaderIterator, "__next__", "batch", True),
     (NodeLoader, "__init__", "load", True),
     (LinkLoader, "__init__", "load", True),
 )
@@ -113,26 +112,41 @@ _lock = threading.RLock()
 _log = logging.getLogger("pyg_accel")
 
 
-class _HandedOver(NamedTuple):
-    """A function that hands its arguments to a hook, and what it was before."""
+class _Replaced(NamedTuple):
+    """What a function was, and what it has while it hands its arguments to a hook."""
 
-    function: Any
-    code: CodeType
     original: Any
     attributes: dict[str, Any]
+    hook: Callable[..., Any]
+    always: bool
+    code: CodeType
+    kwdefaults: dict[str, Any]
 
-    def put_back(self) -> None:
-        """Give the function what it had, unless its code is no longer ours."""
-        if self.function.__code__ is self.code:
-            self.function.__code__ = self.original.__code__
-            self.function.__kwdefaults__ = self.original.__kwdefaults__
-            _spec_cache.pop(self.function, None)
+    def is_of(self, function: Any, hook: Callable[..., Any], *, always: bool) -> bool:
+        """Return whether a function is as it was before, and gets the same hook."""
+        original, code, was = self.original, function.__code__, (self.hook, self.always)
+        return (
+            (code is original.__code__ and was == (hook, always))
+            and function.__defaults__ is original.__defaults__
+            and function.__kwdefaults__ == original.__kwdefaults__
+            and vars(function) == self.attributes
+        )
+
+    def put_back(self, function: Any) -> None:
+        """Give a function what it had, unless its code is no longer ours."""
+        if function.__code__ is self.code:
+            function.__code__ = self.original.__code__
+            function.__kwdefaults__ = self.original.__kwdefaults__
+            _spec_cache.pop(function, None)
             for name in (_WRAPPED, _ORIGINAL, _SCRIPTED):
-                vars(self.function).pop(name, None)
-            vars(self.function).update(self.attributes)
+                vars(function).pop(name, None)
+            vars(function).update(self.attributes)
 
 
-_handed_over: list[_HandedOver] = []
+# By functions, also while nothing is installed: programs compare what functions have.
+_replaced: "weakref.WeakKeyDictionary[Any, _Replaced]" = weakref.WeakKeyDictionary()
+_hooks: Hooks = {}
+_handed_over: list[Any] = []
 
 
 def installed() -> bool:
@@ -147,21 +161,16 @@ def install(hooks: Hooks) -> None:
         hooks: all of those that :mod:`pyg_accel.patching.api` lists, and those of a distributed
             model if there is one.
     """
+    global _hooks
     with _lock:
         if _handed_over:
             return
-
-        def render(original: Any, self: MessagePassing, raise_on_error: bool = False) -> None:
-            original(self, raise_on_error)
-            with _lock:
-                if _handed_over:
-                    _hand_over_class(type(self), hooks)
-
+        _hooks = {**hooks, "render": _render}
         for cls in dict.fromkeys(_subclasses(MessagePassing)):
-            _hand_over_class(cls, hooks)
+            _hand_over_class(cls)
         for cls, name, hook, always in _METHODS:
-            if _is_stock(vars(cls)[name]):
-                _hand_over(vars(cls)[name], {**hooks, "render": render}[hook], always=always)
+            if _is_stock(vars(cls).get(name)):
+                _hand_over(vars(cls)[name], _hooks[hook], always=always)
         for path, hook in _HOOKED.items():
             module, _, name = path.rpartition(".")
             function: Any = getattr(sys.modules.get(module), name, None)
@@ -177,10 +186,18 @@ def uninstall() -> None:
     """Put back what is still ours."""
     with _lock:
         while _handed_over:
-            _handed_over.pop().put_back()
+            function = _handed_over.pop()
+            _replaced[function].put_back(function)
         for cls, name, _ in _ADDED:
             if getattr(vars(cls).get(name), "__module__", "").startswith("pyg_accel."):
                 delattr(cls, name)
+
+
+def _render(original: Any, self: MessagePassing, raise_on_error: bool = False) -> None:
+    original(self, raise_on_error)
+    with _lock:
+        if _handed_over:
+            _hand_over_class(type(self))
 
 
 def _is_stock(function: Any) -> bool:
@@ -199,6 +216,17 @@ def _hand_over(function: Any, hook: Callable[..., Any], *, always: bool = False)
     """
     if _ORIGINAL in vars(function):
         return
+    known = _replaced.get(function)
+    if known is None or not known.is_of(function, hook, always=always):
+        known = _replaced[function] = _replacement(function, hook, always=always)
+    function.__kwdefaults__ = known.kwdefaults
+    vars(function).update({_WRAPPED: known.original, _ORIGINAL: known.original, _SCRIPTED: True})
+    function.__code__ = known.code
+    _spec_cache.pop(function, None)  # Dynamo remembers parameters by function, not by code
+    _handed_over.append(function)
+
+
+def _replacement(function: Any, hook: Callable[..., Any], *, always: bool) -> _Replaced:
     original = FunctionType(
         function.__code__, function.__globals__, function.__name__, function.__defaults__,
         function.__closure__,
@@ -211,11 +239,8 @@ def _hand_over(function: Any, hook: Callable[..., Any], *, always: bool = False)
     code = _code_for(function, always=always)
     given = {"_original": original, "_hook": hook, "_running": running,
              "_compiles": is_dynamo_compiling}  # fmt: skip
-    function.__kwdefaults__ = {**(function.__kwdefaults__ or {}), **given}
-    vars(function).update({_WRAPPED: original, _ORIGINAL: original, _SCRIPTED: True})
-    function.__code__ = code
-    _spec_cache.pop(function, None)  # Dynamo remembers parameters by function, not by code
-    _handed_over.append(_HandedOver(function, code, original, attributes))
+    kwdefaults = {**(function.__kwdefaults__ or {}), **given}
+    return _Replaced(original, attributes, hook, always, code, kwdefaults)
 
 
 # The code that functions get. It has the globals and the closure of theirs: all that it reads are
@@ -249,7 +274,7 @@ def _subclasses(cls: type) -> Iterator[type]:
         yield from _subclasses(child)
 
 
-def _hand_over_class(cls: type, hooks: Hooks) -> None:
+def _hand_over_class(cls: type) -> None:
     own = vars(cls)
     for name, rendered in _RENDERED.items():
         bypass = f"_orig_{name}"
@@ -257,7 +282,7 @@ def _hand_over_class(cls: type, hooks: Hooks) -> None:
             continue
         if own[rendered] is own[bypass] or own.get(name) is not own[rendered]:
             continue  # written by the user: not ours to change
-        _hand_over(own[rendered], hooks["call"])
+        _hand_over(own[rendered], _hooks["call"])
 
 
 def template(module: MessagePassing, name: str) -> Callable[..., Any]:
@@ -290,12 +315,12 @@ def rendering_reason(module: MessagePassing) -> str:
     first instance was made; here it is logged with its traceback, once for each class.
     """
     cls: Any = type(module)
-    if cls._jinja_propagate is not cls._orig_propagate:
+    if not _RENDERS or cls._jinja_propagate is not cls._orig_propagate:
         return ""
     if cls not in _not_rendered:
         message = "no reason is known"
         try:
-            module._set_jittable_templates(raise_on_error=True)
+            getattr(module, _RENDERS)(raise_on_error=True)
         except Exception as error:
             _log.info("PyG cannot render %s", cls.__name__, exc_info=True)
             message = str(error).rstrip(".") or type(error).__name__

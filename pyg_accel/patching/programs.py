@@ -59,7 +59,7 @@ __all__ = [
 _MOST = 8  # programs of one layer
 _OF_CLASS = 64  # programs of a class
 _FAILURES = 16  # kinds of calls of a class whose record came to nothing
-_TRIES = 2  # of a kind of call
+_WAITS = (2, 64)  # calls until a kind that came to nothing is tried again, and their growth
 _WASTED = 32  # programs of a class, one after the other, that were never used
 KEY = "_pyg_accel_programs"  # attribute of layers, and of classes
 # The methods that a call begins with.
@@ -100,14 +100,15 @@ class OfClass:
 
     Attributes:
         programs: by what code reads and by what it read of the layer, the latest first.
-        failures: why records came to nothing, and how often, by kinds of calls.
+        failures: why records came to nothing, by kinds of calls; how many calls are left until the
+            next record, and were in between.
         reason: why the last of them did.
         version: changes whenever there is a new program.
     """
 
     def __init__(self) -> None:
         self.programs: dict[Reads, dict[Any, list[LayerProgram]]] = {}
-        self.failures: dict[Any, tuple[str, int]] = {}
+        self.failures: dict[Any, tuple[str, int, int]] = {}
         self.reason = ""
         self.version = 0
         self._recent: OrderedDict[State, tuple[Reads, Any]] = OrderedDict()
@@ -138,15 +139,19 @@ class OfClass:
             kinds[key] = left
 
     def fail(self, kind: Any, reason: str, *, again: bool = False) -> None:
-        """Note that a record came to nothing; one that may succeed later is tried once more."""
-        tries = 1 if again and kind not in self.failures else _TRIES
-        self.reason, self.failures[kind] = reason, (reason, tries)
+        """Note that a record came to nothing; soon it is tried again if it may succeed later."""
+        grows = _WAITS[not again]
+        waits = self.failures.get(kind, ("", 0, 0))[2] * grows or grows // 2
+        self.reason, self.failures[kind] = reason, (reason, waits - 1, waits)
 
     def refusal(self, kind: Any) -> str:
         """Return why a kind of call is not recorded; empty if it is."""
-        reason, tries = self.failures.get(kind, ("", 0))
-        if tries >= _TRIES:
+        reason, left, waits = self.failures.get(kind, ("", 0, 0))
+        if left:
+            self.failures[kind] = reason, left - 1, waits
             return reason
+        if waits:
+            return ""
         if len(self.failures) >= _FAILURES:
             return self.reason
         wasted = len(self._wasted) >= _WASTED and not any(state.used for state in self._wasted)
@@ -178,7 +183,7 @@ class Programs:
     def give_up(self, reason: str) -> None:
         """Drop all programs, and record no other call."""
         self.programs, self.of_class = [], OfClass()
-        self.of_class.failures = dict.fromkeys(range(_FAILURES), (reason, _TRIES))
+        self.of_class.failures = dict.fromkeys(range(_FAILURES), (reason, 0, 0))
         self.of_class.reason = reason
 
     def insert(self, program: LayerProgram, instead: LayerProgram | None = None) -> None:
@@ -323,18 +328,18 @@ def adopt(
         programs = _made(layer, name)
     if programs.looked == programs.of_class.version:
         return False
-    for program in _matching(programs):
-        if program.context == now and program.admit(args, kwargs) is not None:
+    for program in _matching(programs, now):
+        if program.admit(args, kwargs) is not None:
             programs.insert(program)
             programs.overwrites = program.state.overwrites
             return True
     return False
 
 
-def _matching(programs: Programs) -> Iterator[LayerProgram]:
-    """Yield the programs of a class, or of the layer alone, whose guards hold for a layer."""
+def _matching(programs: Programs, now: tuple[Any, ...]) -> Iterator[LayerProgram]:
+    """Yield programs of a context whose guards hold: of a class, and of the layer alone."""
     for program in programs.programs:
-        if not program.guard.shareable and program.guard.holds():
+        if not program.guard.shareable and program.context == now and program.guard.holds():
             yield program
     bound = {program.state: program for program in programs.programs}
     for reads, kinds in [*programs.of_class.programs.items()]:
@@ -344,7 +349,7 @@ def _matching(programs: Programs) -> Iterator[LayerProgram]:
         except NotComparable:
             continue
         for program in [*kinds.get(tuple(walk.key), ())]:
-            if not program.guard.shared.holds():
+            if program.context != now or not program.guard.serves(walk):
                 continue
             mine = bound.get(program.state)
             if mine is None:
@@ -378,7 +383,9 @@ def find(
     for program in known.programs:
         leaves, guard = program.admit(args, kwargs), program.guard
         if leaves is not None and program.context == now:
-            if unchanged(guard.compared, guard.shared.compared) or guard.renew():
+            if not guard.apart(map(id, leaves)):
+                continue
+            if unchanged(guard.compared) or guard.renew():
                 return program, leaves
     return None
 
@@ -451,8 +458,8 @@ def attempt(
         kind = _structure(layer), signature.key, now
         if reason := known.of_class.refusal(kind):
             return reason
-        alike = next((p for p in (*_held(known), *_matching(known))
-                      if p.context == now and p.signature.is_like(signature)), None)  # fmt: skip
+        alike = next((p for p in (*_held(known, now), *_matching(known, now))
+                      if p.signature.is_like(signature)), None)  # fmt: skip
         if alike is not None:
             signature = Signature(args, kwargs, alike.signature)
             alike = alike if signature.dynamic or alike.exact else None
@@ -468,7 +475,7 @@ def attempt(
         finally:
             _running.seen, arguments.tensors = before, outer
     except NotComparable as error:
-        failed(kind, str(error))
+        failed(kind, str(error), again=error.may_change)
         return Attempt(make(layer, *args, **kwargs))
     known.overwrites = recorder.overwrites or (bool(known.programs) and known.overwrites)
     made = Attempt(out, None, seen.text(), "+".join(seen.backends) or "deferred")
@@ -484,7 +491,8 @@ def attempt(
     state.overwrites = known.overwrites
     program = LayerProgram(
         recorder.graph, guard, signature, now, seen.text(),
-        "+".join(seen.backends | backends) or "deferred", recorder.exact, state,
+        "+".join(seen.backends | backends) or "deferred", recorder.exact,
+        any(tensor.is_cuda for tensor in signature.leaves(args, kwargs)), state,
     )  # fmt: skip
     state.sizes = _sizes_of(layer, program, signature.leaves(args, kwargs), seen)
     known.of_class.add(program, alike)
@@ -492,9 +500,9 @@ def attempt(
     return made._replace(program=program)
 
 
-def _held(known: Programs) -> Iterator[LayerProgram]:
-    """Yield the programs of a layer whose guards hold."""
-    return (program for program in known.programs if program.guard.holds())
+def _held(known: Programs, now: tuple[Any, ...]) -> Iterator[LayerProgram]:
+    """Yield the programs of a layer of a context whose guards hold."""
+    return (p for p in known.programs if p.context == now and p.guard.holds())
 
 
 def _structure(layer: Module) -> tuple[Any, ...]:
@@ -510,18 +518,18 @@ def _sizes_of(layer: Module, program: LayerProgram, leaves: list[Tensor], seen: 
     place = next(i for i, leaf in enumerate(leaves) if is_edge_index(leaf))
     name, device = type(layer).__name__, leaves[place].device.type
     work = work_of(seen.outer(), program.derives)
-    gradient, fewest = torch.is_grad_enabled(), [0, 0]  # any size, as samples are of
+    gradient, least, least_new = torch.is_grad_enabled(), 0, 0  # samples are of any size
     if in_force() is None:
-        fewest = [
+        least, least_new = (
             fewest_edges(device, work, seen.row_bytes, new=new, gradient=gradient)
             for new in (program.derives_anew, True)
-        ]
+        )
     row = row_of(name, program.formulas, program.backends, "")
     few, new = (
-        row_of(name, "", "PyG", *size_reasons(-1, least, new=new))
-        for least, new in zip(fewest, (False, True), strict=True)
+        row_of(name, "", "PyG", *size_reasons(-1, edges, new=new))
+        for edges, new in ((least, False), (least_new, True))
     )
-    return Sizes(place, gradient, *fewest, row, few, new, Seen())
+    return Sizes(place, gradient, least, least_new, row, few, new, Seen())
 
 
 skip_code(recorded.__code__)  # Dynamo begins no graph here

@@ -32,24 +32,10 @@ from pyg_accel.module_state import modules_in
 from pyg_accel.record.edge_tensors import EdgeTensor
 
 __all__ = [
-    "RECORDED",
-    "WATCHED",
-    "call_reasons",
-    "data_reasons",
-    "device_of",
-    "forced",
-    "is_active",
-    "is_watched",
-    "layer_reasons",
-    "lazy_reason",
-    "row_bytes",
-    "subclass_reasons",
-    "switch",
-    "switches",
-    "takes_part",
-    "torch_records",
-    "transform_reasons",
-]
+    "RECORDED", "WATCHED", "call_reasons", "data_reasons", "device_of", "forced", "is_active",
+    "is_watched", "layer_reasons", "lazy_reason", "row_bytes", "subclass_reasons", "switch",
+    "switches", "takes_part", "torch_records", "transform_reasons",
+]  # fmt: skip
 
 
 class _Forced(threading.local):
@@ -59,17 +45,13 @@ class _Forced(threading.local):
 
 
 class Switches:
-    """How many calls of patch() are in force.
+    """How often a call of patch() has begun or ended."""
 
-    Attributes:
-        everywhere: those without a model.
-        models: those with one.
-        changes: how often one has begun or ended.
-    """
-
-    everywhere = models = changes = 0
+    changes = 0
 
 
+# How many calls of patch() are in force: without a model, and with one. Dynamo reads numbers.
+_everywhere, _models = 0, 0
 switches = Switches()
 marked: "weakref.WeakKeyDictionary[torch.nn.Module, int]" = weakref.WeakKeyDictionary()
 forced = _Forced()
@@ -87,11 +69,12 @@ _METHODS = frozenset({
 
 def switch(modules: Sequence[torch.nn.Module] | None, by: int) -> None:
     """Count a patch() of some instances, or of all layers, that begins (1) or ends (-1)."""
+    global _everywhere, _models
     switches.changes += 1
     if modules is None:
-        switches.everywhere += by
+        _everywhere += by
         return
-    switches.models += by
+    _models += by
     for module in modules:
         count = marked.get(module, 0) + by
         if count > 0:
@@ -102,10 +85,10 @@ def switch(modules: Sequence[torch.nn.Module] | None, by: int) -> None:
 
 def is_active(module: torch.nn.Module | None = None) -> bool:
     """Return whether calls are accelerated: all of them, or those of this instance."""
-    if switches.everywhere > 0 or forced.on:
+    if _everywhere > 0 or forced.on:
         return True
     # Dynamo reads numbers, and of torch 2.11 no weak dictionaries.
-    return switches.models > 0 and module is not None and module in marked
+    return _models > 0 and module is not None and module in marked
 
 
 def torch_records() -> bool:
@@ -161,16 +144,16 @@ def is_watched(*modules: torch.nn.Module | None) -> bool:
     )
 
 
-def transform_reasons() -> list[str]:
-    """Return the transforms and modes in force that operators of this package do not know."""
+def transform_reasons(*, modes: bool = True) -> list[str]:
+    """Return the transforms (and modes) in force that operators of this package do not know."""
     reasons = []
     if torch._C._functorch.peek_interpreter_stack() is not None:
         reasons.append("inside a torch.func transform")
     if torch.autograd.forward_ad._current_level >= 0:
         reasons.append("forward-mode differentiation")
-    if _len_torch_function_stack() or _len_torch_dispatch_stack():
-        modes = [*_get_current_function_mode_stack(), *_get_current_dispatch_mode_stack()]
-        reasons += [f"inside a mode of torch: {type(m).__name__}" for m in modes if not _known(m)]
+    if modes and (_len_torch_function_stack() or _len_torch_dispatch_stack()):
+        stacks = [*_get_current_function_mode_stack(), *_get_current_dispatch_mode_stack()]
+        reasons += [f"inside a mode of torch: {type(m).__name__}" for m in stacks if not _known(m)]
     return reasons
 
 

@@ -22,7 +22,6 @@ from torch_geometric.nn.aggr.fused import FusedAggregation
 
 from pyg_accel.graph import Graph
 from pyg_accel.patching.lazy import LazyTensor, Tracer
-from pyg_accel.patching.ordered import quantiles_of_sources, takes_quantiles
 from pyg_accel.patching.reasons import WATCHED, is_watched
 from pyg_accel.patching.rules import reduce_over_targets
 from pyg_accel.patching.running import Unrecognised, running
@@ -69,16 +68,11 @@ def aggregate(
         or ptr is not None
         or kwargs
         or dim_size is None  # as many rows as the largest index says
-        or (reduces is None and not takes_quantiles(self))
+        or reduces is None
     ):
         return original(self, x, index=index, ptr=ptr, dim_size=dim_size, dim=dim, **kwargs)
     if is_watched(self):  # one that is not the layer's aggr_module
         raise Unrecognised(WATCHED, permanent=False)
-    if reduces is None:
-        quantiles = quantiles_of_sources(self, x, dim_size)
-        if quantiles is not None:
-            return quantiles
-        return original(self, x, index=index, ptr=ptr, dim_size=dim_size, dim=dim, **kwargs)
     got = reduce_over_targets(x, list(reduces), dim_size)
 
     def degree() -> Tensor:

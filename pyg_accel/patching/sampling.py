@@ -57,24 +57,22 @@ def sampled(width: int = 64, strategy: str = "fastrand", *, rescale: str = "row"
 
     Sums and means, with or without one weight per edge (and head), go over a sample of the edges
     that is chosen inside the kernel; other aggregations stay exact, and :func:`report` tells which
-    were what. Graphs are sampled whatever their size. Meant for inference: use
+    were what. Graphs are sampled whatever their size. For inference: there are no gradients. Use
     :func:`calibrate_sampling` to find the width that a model can bear.
 
     Args:
         width: most edges of a node.
-        strategy: ``"bucket"`` or ``"fastrand"``, always the same edges; ``"random"``, others in
-            each call, the only one that may train. See :func:`pyg_accel.ops.sampled_spmm`.
+        strategy: ``"bucket"`` or ``"fastrand"``; see :func:`pyg_accel.ops.sampled_spmm`.
         rescale: what sums are multiplied by, for they lack terms; means need nothing. ``"row"``:
-            all edges / sampled edges of the node. ``"gcn"``: what makes the weights of a GCN those
-            of the sampled degrees. ``"none"``.
+            all edges / sampled edges of the node. ``"none"``.
 
     Raises:
         ValueError: for arguments that do not fit.
-        RuntimeError: if nothing is patched; inside, where a layer is called in training mode and
-            the strategy is not ``"random"``.
+        RuntimeError: if nothing is patched; inside, where a layer is called in training mode or
+            a backward pass goes through one.
     """
-    if rescale not in ("none", "row", "gcn"):
-        raise ValueError(f"expected 'rescale' to be none, row or gcn (got '{rescale}')")
+    if rescale not in ("none", "row"):
+        raise ValueError(f"expected 'rescale' to be none or row (got '{rescale}')")
     sampling = Sampling(width, strategy, rescale)
     if not overrides.installed():
         raise RuntimeError("sampled() acts on patched models: call pyg_accel.patch() first")
@@ -96,12 +94,11 @@ def refuse_training(layer: torch.nn.Module) -> None:
     Raises:
         RuntimeError: with what to do instead.
     """
-    sampling = in_force()
-    if sampling is not None and layer.training and sampling.strategy != "random":
+    if in_force() is not None and layer.training:
         raise RuntimeError(
-            f"{type(layer).__name__} is in training mode inside sampled(): '{sampling.strategy}' "
-            "takes the same edges in each step, and training on them costs accuracy (ES-SpMM "
-            "paper, section VI-B). Call model.eval(), or use strategy='random'"
+            f"{type(layer).__name__} is in training mode inside sampled(), which takes the same "
+            "edges in each step: training on them costs accuracy (ES-SpMM paper, section VI-B). "
+            "Call model.eval(), or train outside of sampled()"
         )
 
 
@@ -123,7 +120,7 @@ def aggregate(
         One tensor a reduction, and what to say of the sampling in the report.
     """
     sampling = in_force()
-    read = "" if sampling is None else _read_by_sample(graph, formula, operands, reduces, sampling)
+    read = "" if sampling is None else _read_by_sample(formula, operands, reduces)
     if sampling is None or isinstance(read, str):
         asked: Any = reduces[0] if len(reduces) == 1 else list(reduces)
         found: Any = perform(ops.gspmm, graph, formula, operands, reduce=asked, edge_order=True)
@@ -143,11 +140,7 @@ def aggregate(
 
 
 def _read_by_sample(
-    graph: Graph,
-    formula: Formula,
-    operands: Sequence[Tensor],
-    reduces: Sequence[str],
-    sampling: Sampling,
+    formula: Formula, operands: Sequence[Tensor], reduces: Sequence[str]
 ) -> tuple[Tensor, Tensor | None, tuple[int, ...]] | str:
     """Features and weights as the operator wants them, and the shape of a result's row.
 
@@ -155,8 +148,6 @@ def _read_by_sample(
     """
     if not set(reduces) <= {"sum", "mean"}:
         return "only sums and means are sampled"
-    if sampling.rescale == "gcn" and "sum" in reduces and graph.num_rows != graph.num_cols:
-        return "rescale='gcn' is for graphs with as many targets as sources"
     sides = weighted_source(formula)
     if sides is None:
         return "only features, or features times a weight, are sampled"

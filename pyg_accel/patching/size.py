@@ -22,7 +22,7 @@ from pyg_accel.settings import settings
 from pyg_accel.tuned import device_of_kind, tuned, tuning_file
 
 __all__ = [
-    "HOOK", "NEVER", "SHIPPED", "Costs", "Work", "costs", "fewest_edges", "size_reasons", "work_of",
+    "NEVER", "SHIPPED", "Costs", "Work", "costs", "fewest_edges", "size_reasons", "work_of",
 ]  # fmt: skip
 
 NEVER = 2**62  # edges
@@ -53,9 +53,8 @@ _GRAPH = 6  # the CSR form of a small graph, which is built and remembered
 _TRANSPOSE = 13  # its transpose, and what else the gradient needs of it
 _BOUND = 2  # the kernels of a layer, and those of its gradient, on a new graph
 _DERIVED = 6  # gcn_norm, or another function of a graph, that a program runs once a graph
-_SHARE = 0.5  # of what is done once a graph is a layer's: most models have two or more
+_BY_EDGE = 3  # the gradient over an edge list, beside that over rows
 _TRACE = 60  # a call that is traced because it has no program
-HOOK = 12  # a call of a function that was replaced, without a program
 # Functions of torch in PyG's softmax, in its normalisations of a graph, and where attention
 # normalises, in each function of self-loops.
 _SOFTMAX, _NORMALISATION, _LOOPS = 8, 12, 4
@@ -125,13 +124,15 @@ def _fewest(
     passes, stock = 2 if gradient else 1, work.functions * (1 + _BACKWARD * gradient)
     functions: float = _CALL - _DECLINED + (_GENERATED + _GRADIENT * gradient) * work.generated
     functions += work.overhead - stock
-    share = _SHARE if new else 0.0
     if new:
         functions += _BOUND * passes
-        functions += (_GRAPH + _TRANSPOSE * gradient + _DERIVED * work.derived) * share
+        # A GPU reads the edge list of a new graph; a CPU builds it.
+        once = _GRAPH + _TRANSPOSE * gradient + _DERIVED * work.derived
+        functions += _BY_EDGE * gradient if ahead else once
     if functions <= 0:
         return 0
-    saved = work.tensors * row_bytes / costs.gigabytes - costs.edge_ns * share  # nanoseconds
+    saved = work.tensors * row_bytes / costs.gigabytes  # nanoseconds
+    saved -= costs.edge_ns if new and not ahead else 0.0
     saved *= passes * (_COMPILED if compiled else 1.0)
     if ahead:  # of the device: what is saved there shows where it takes longer than the host
         functions, saved = functions + stock + _LAYER, saved * _MESSAGES
@@ -176,7 +177,7 @@ def costs(device: str) -> Costs | None:
     """Return the numbers in force; None for a kind of device that nobody has measured.
 
     Raises:
-        ValueError: naming the file, if it does not hold three positive numbers.
+        ValueError: naming the file, if it does not hold three numbers.
     """
     return _in_force(settings.tuning, device, torch.get_num_threads())
 
@@ -186,11 +187,7 @@ def _in_force(tuning: str, kind: str, threads: int) -> Costs | None:
     part: Any = tuned(device_of_kind(kind, threads)).get("size")
     if part is None:
         return SHIPPED.get(kind)
-    try:
-        found = Costs(**part)
-        if not all(isinstance(n, (int, float)) and n > 0 for n in found):
-            raise TypeError("the numbers must be positive")
-    except TypeError as error:
+    if part.keys() != {*Costs._fields}:
         names = ", ".join(Costs._fields)
-        raise ValueError(f"expected {names} in '{tuning_file()}' ({error})") from error
-    return found
+        raise ValueError(f"expected {names} in '{tuning_file()}' (got {', '.join(part)})")
+    return Costs(**part)

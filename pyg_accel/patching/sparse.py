@@ -27,11 +27,11 @@ from pyg_accel.patching.sampling import aggregate
 from pyg_accel.patching.watch import Watch
 from pyg_accel.record.recorder import quiet
 
-__all__ = ["REDUCES", "SparseTrace", "as_edge_index"]
+__all__ = ["SparseTrace", "as_edge_index"]
 
 # PyG's names of reductions.
-REDUCES = {"sum": "sum", "add": "sum", "mean": "mean", "max": "max", "amax": "max", "min": "min",
-           "amin": "min"}  # fmt: skip
+_REDUCES = {"sum": "sum", "add": "sum", "mean": "mean", "max": "max", "amax": "max", "min": "min",
+            "amin": "min"}  # fmt: skip
 
 
 class SparseTrace(Watch):
@@ -46,7 +46,7 @@ class SparseTrace(Watch):
 
     def multiply(self, adj: Any, x: Tensor, reduce: str = "sum") -> Tensor | None:
         """Return the product of a matrix with features; None if that is left to PyG."""
-        reduce = REDUCES.get(reduce, "")
+        reduce = _REDUCES.get(reduce, "")
         if not reduce or not is_sparse_matrix(adj) or x.layout != torch.strided or x.dim() != 2:
             return None
         if num_edges(adj) == 0 or (isinstance(adj, Tensor) and tensor_reasons(adj, x.dtype)):

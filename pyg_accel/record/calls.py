@@ -1,6 +1,7 @@
 """Watches the calls that a recorded call makes, with a profiler.
 
-Python code of the layer, and what it calls, is followed by :class:`~pyg_accel.record.guard.Reading`.
+Python code of the layer, and what it calls, is followed by
+:class:`~pyg_accel.record.guard.Reading`.
 Functions written in C have to be on the list of those without side effects and state: any other,
 such as ``random.random`` or ``print``, ends the recording.
 """
@@ -9,7 +10,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from pyg_accel.record.code import Kind, is_package_file, kind_of
+from pyg_accel.record.code import Kind, is_package_file, is_wrapper, kind_of
 from pyg_accel.record.finals import is_pure
 from pyg_accel.record.guard import NotComparable, Reading
 
@@ -30,7 +31,7 @@ class Calls:
         ran: code objects that ran and are followed.
     """
 
-    def __init__(self, reading: Reading, stop: Callable[[str], None]) -> None:
+    def __init__(self, reading: Reading, stop: Callable[..., None]) -> None:
         self.ran: set[types.CodeType] = set()
         self._reading, self._stop, self._imports = reading, stop, 0
         self._own: set[types.CodeType] = set()  # code objects of this package
@@ -42,6 +43,8 @@ class Calls:
             self._imports += (event == "call") - (event == "return")
         elif self._imports:
             return  # a module that is loaded now
+        elif code.co_name == "import_module" and event == "call":
+            self._stop("it computes the name of a module")
         elif event == "call":
             if code in self.ran or code in self._own:
                 return
@@ -64,22 +67,24 @@ class Calls:
         try:
             note(code)
         except NotComparable as error:
-            self._stop(str(error))
+            self._stop(str(error), may_change=error.may_change)
 
     def _is_followed(self, frame: types.FrameType) -> bool:
-        """Whether reads of a frame are followed: libraries, and backends, act for their caller."""
+        """Whether reads of a frame are followed.
+
+        Libraries act for their caller, and so does what this package calls, such as a backend.
+        """
+        called = frame
+        others = False  # code that is of no library, on the way from the frame to its caller
         while True:
-            path, caller = frame.f_code.co_filename, frame.f_back
-            kind = kind_of(path)
-            if kind is Kind.PURE:
-                return False
-            if caller is None:
+            code, caller = frame.f_code, frame.f_back
+            kind = kind_of(code.co_filename)
+            wraps = frame is not called and is_wrapper(code.co_filename)
+            if kind is Kind.PURE and not wraps:
+                return others and not is_package_file(code.co_filename)
+            # Code of an interactive session has no file, and what Python generates has none either.
+            of_user = kind is Kind.FOLLOWED or code.co_filename.startswith("<")
+            if caller is None or (of_user and self._reading.is_reached(code)):
                 return True
-            if kind is Kind.FOLLOWED and not is_package_file(caller.f_code.co_filename):
-                return True
-            # A layer of an interactive session, or a user's that this package calls.
-            if (kind is Kind.FOLLOWED or path.startswith("<")) and self._reading.is_reached(
-                frame.f_code
-            ):
-                return True
+            others |= kind is Kind.FOLLOWED
             frame = caller

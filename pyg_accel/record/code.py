@@ -1,12 +1,13 @@
 """Whose code a code object is, and what its instructions name.
 
-Code of a program's layer is followed wherever it is written. :data:`PURE` lists the code that is not
-followed: it depends on its arguments alone, or is code of this package.
+Code of a program's layer is followed wherever it is written. :data:`PURE` lists the code that is
+not followed: it depends on its arguments alone, or is code of this package.
 """
 
 import dis
 import sys
 import sysconfig
+import types
 from collections.abc import Iterator
 from enum import Enum
 from functools import lru_cache
@@ -19,7 +20,7 @@ import torch_geometric
 
 __all__ = [
     "Kind", "Names", "assigned_outside", "codes_of", "is_library", "is_library_file",
-    "is_package_file", "kind_of", "module_of", "named_in", "names_of",
+    "is_package_file", "is_wrapper", "kind_of", "module_of", "named_in", "names_of",
 ]  # fmt: skip
 
 _LIBRARIES = ("torch", "torch_geometric", "pyg_accel", "torch_sparse", "torch_scatter", "pyg_lib")
@@ -29,7 +30,8 @@ _ROOTS = {str(Path(m.__path__[0])) + "/": f"{m.__name__}/" for m in (torch, torc
 # Files and folders whose functions depend on their arguments and on modes that a program compares.
 PURE = (
     "torch/nn/functional.py", "torch/functional.py", "torch/_tensor.py", "torch/_VF.py",
-    "torch/overrides.py", "torch/_jit_internal.py", "torch/jit/", "torch/compiler/", "torch/onnx/",
+    "torch/overrides.py", "torch/_jit_internal.py", "torch/_dynamo/", "torch/utils/weak.py",
+    "torch/jit/", "torch/compiler/", "torch/onnx/",
     "torch/nn/modules/module.py", "torch/nn/modules/container.py", "torch/nn/parameter.py",
     "torch/utils/_contextlib.py", "torch/autograd/grad_mode.py", "torch/autograd/function.py",
     "torch/amp/", "torch/special/", "torch/linalg/", "torch/_lowrank.py", "torch/_classes.py",
@@ -38,13 +40,23 @@ PURE = (
     "torch_geometric/index.py", "torch_geometric/edge_index.py",
 )  # fmt: skip
 _LAYERS = ("torch/nn/modules/", "torch_geometric/nn/")
-# What shows the state of a frame, a function or an object as a whole.
-_REFLECTS = frozenset({
-    "__dict__", "__globals__", "__closure__", "__code__", "__builtins__", "__subclasses__",
-    "__bases__", "__getattribute__", "__slots__", "__reduce__", "__reduce_ex__", "__getstate__",
-    "cell_contents", "f_back", "f_locals", "f_globals", "gi_frame", "tb_frame", "__weakref__",
-})  # fmt: skip
+# Names of Python that code may read: what they stand for is compared, or a call that is seen.
+_KNOWN = frozenset({
+    *(name for cls in (int, float, str, list, dict, set) for name in dir(cls)),
+    "__class__", "__call__", "__enter__", "__exit__", "__next__", "__get__", "__set__",
+    "__torch_function__", "__name__",
+}) - {"__dict__", "__doc__", "__getattribute__", "__reduce__", "__reduce_ex__", "__getstate__",
+      "__dir__", "__module__"}  # fmt: skip
+# Others show the state of a frame, a function or an object as a whole.
+_FRAMES = ("cell_contents", "f_back", "f_locals", "f_globals", "gi_frame", "tb_frame")
+# Attributes of Python's own objects with such names; a class may have others of its own.
+_OF_PYTHON = {name for kind in (object, type, *vars(types).values()) if isinstance(kind, type)
+              for name in dir(kind) if name.startswith("__")}  # fmt: skip
+_OF_PYTHON |= {"__dict__", "__weakref__", "__builtins__", "__slots__", "__getattr__", "__bases__"}
 _ASK = ("getattr", "hasattr")
+# Decorators that torch puts around functions.
+_WRAPPERS = tuple(f"{root}{file}" for root, name in _ROOTS.items() if name == "torch/"
+                  for file in ("_dynamo/", "_compile.py", "utils/_contextlib.py"))  # fmt: skip
 # Instructions that may stand between the load of getattr() and its call.
 _SIMPLE = ("LOAD_", "BINARY_", "COMPARE_OP", "PUSH_NULL", "KW_NAMES", "CACHE", "NOP", "UNARY_",
            "BUILD_", "CONTAINS_OP", "IS_OP", "EXTENDED_ARG", "PRECALL", "CALL")  # fmt: skip
@@ -98,7 +110,7 @@ def module_of(function: object) -> str:
 @lru_cache(maxsize=4096)
 def kind_of(path: str) -> Kind:
     """Return whose code a file has."""
-    if is_package_file(path) or path.startswith(("<pyg_accel", "<frozen importlib")):
+    if is_package_file(path) or path.startswith("<frozen importlib"):
         return Kind.PURE
     for root, name in _ROOTS.items():
         if path.startswith(root):
@@ -110,9 +122,14 @@ def kind_of(path: str) -> Kind:
     return Kind.INSTALLED if of_python or path.startswith("<") else Kind.FOLLOWED
 
 
+def is_wrapper(path: str) -> bool:
+    """Return whether code is that of a decorator, which acts for its caller."""
+    return path.startswith(_WRAPPERS)
+
+
 def is_package_file(path: str) -> bool:
     """Return whether code is this package's."""
-    return path.startswith(_PACKAGE)
+    return path.startswith((_PACKAGE, "<pyg_accel"))
 
 
 def codes_of(code: CodeType) -> Iterator[CodeType]:
@@ -161,16 +178,24 @@ def names_of(code: CodeType) -> Names:
                 imports.add((step.argval, level if isinstance(level, int) else 0))
             elif name in ("PUSH_EXC_INFO", "SETUP_FINALLY"):
                 handles = True
+            elif name == "MATCH_CLASS":
+                unseen = unseen or f"'{code.co_name}' matches attributes by a pattern"
         own = set(part.co_names)
         attributes |= own
         if handles:
             asked |= own
-        if reflects := _REFLECTS & own:
-            unseen = unseen or f"'{code.co_name}' reads {', '.join(sorted(reflects))}"
+        if reflects := sorted(filter(_reflects, own | asked)):
+            unseen = unseen or f"'{code.co_name}' reads {', '.join(reflects)}"
     for name in assigned_outside(code):
         unseen = f"'{code.co_name}' assigns to '{name}' outside of it"
     attributes |= asked
-    return Names(*map(frozenset, (attributes, globals_, asked)), frozenset(imports), unseen)
+    return Names(
+        frozenset(attributes), frozenset(globals_), frozenset(asked), frozenset(imports), unseen
+    )
+
+
+def _reflects(name: str) -> bool:
+    return name in _FRAMES or (name in _OF_PYTHON and name not in _KNOWN)
 
 
 def _constant_name(steps: list[dis.Instruction], place: int) -> str | None:
@@ -180,7 +205,9 @@ def _constant_name(steps: list[dis.Instruction], place: int) -> str | None:
         name = step.opname
         if not name.startswith(_SIMPLE) or name == "CALL_FUNCTION_EX":
             return None
-        effect = dis.stack_effect(step.opcode, step.arg if step.opcode >= dis.HAVE_ARGUMENT else None)
+        effect = dis.stack_effect(
+            step.opcode, step.arg if step.opcode >= dis.HAVE_ARGUMENT else None
+        )
         if name.startswith("CALL"):
             count = (step.arg or 0) + (1 if sys.version_info >= (3, 11) else 0)
             arguments = [s for s in stack if s.opname != "PUSH_NULL"]

@@ -4,9 +4,9 @@ Only the types listed here are compared by value; whatever else recorded code re
 values of these types, or the code is not recorded (:mod:`~pyg_accel.record.walk`).
 """
 
+import builtins
 import re
 import types
-from enum import Enum
 from functools import partial
 from inspect import FullArgSpec
 from itertools import chain
@@ -25,7 +25,8 @@ _FINAL = frozenset({
     re.Pattern,
 })  # fmt: skip
 # Objects that are what they are: operators of torch, types as annotations write them.
-_CONSTANT = (OpOverload, OpOverloadPacket, _OpNamespace, _Ops, types.GenericAlias, types.UnionType)
+_CONSTANT = (OpOverload, OpOverloadPacket, _OpNamespace, _Ops, type(torch._VF), types.GenericAlias,
+             types.UnionType)  # fmt: skip
 BUILTIN_TYPES = frozenset({
     object, type, super, property, staticmethod, classmethod, type(None), bool, int, float, complex,
     str, bytes, bytearray, range, slice, tuple, list, dict, set, frozenset, zip, enumerate, map,
@@ -47,7 +48,7 @@ _BUILTINS = frozenset({
 _MODULES = frozenset({"math", "cmath", "_operator", "itertools", "_functools", "typing"})
 _OF_TORCH = frozenset({  # modes that programs compare, and what only its own code asks
     "_get_tracing_state", "_is_tracing", "is_grad_enabled", "is_inference_mode_enabled",
-    "get_default_dtype", "is_autocast_enabled", "get_autocast_dtype", "_is_any_autocast_enabled",
+    "get_default_dtype", "is_autocast_enabled", "_is_any_autocast_enabled",
     "_is_torch_function_enabled", "_has_torch_function", "_has_torch_function_unary",
     "_has_torch_function_variadic", "is_autocast_available", "_log_api_usage_once",
 })  # fmt: skip
@@ -57,9 +58,11 @@ _OPERATORS = frozenset({
     "torch._C._nested", "torch._C._VariableFunctions",
 })  # fmt: skip
 _CLASSES = {*BUILTIN_TYPES, chain}
-_OWNERS = (str, bytes, int, float, complex, bool, tuple, frozenset, range, slice, list, dict, set,
+_OWNERS: tuple[type, ...] = (
+           str, bytes, int, float, complex, bool, tuple, frozenset, range, slice, list, dict, set,
            type({}.values()), type({}.keys()), type({}.items()), torch.Size, torch.dtype,
            torch.device, torch.finfo, torch.iinfo)  # fmt: skip
+_FORMATS = ("format", "format_map")  # of strings, which read attributes by names in the string
 
 
 def final(value: Any) -> tuple[Any, ...] | None:
@@ -72,9 +75,6 @@ def final(value: Any) -> tuple[Any, ...] | None:
     if cls is slice:
         parts = [final(part) for part in (value.start, value.stop, value.step)]
         return None if None in parts else (cls, *parts)
-    if issubclass(cls, Enum):
-        own = [final(v) if n != "__objclass__" else () for n, v in vars(value).items()]
-        return None if None in own else (cls, id(value))
     if issubclass(cls, numpy.generic) and value.dtype.kind in "biufc":
         return cls, value.tobytes()
     if issubclass(cls, _CONSTANT) or cls.__module__ == "typing":
@@ -85,6 +85,8 @@ def final(value: Any) -> tuple[Any, ...] | None:
 def is_pure(function: Any) -> bool:
     """Return whether a function written in C has no side effects, and no state."""
     owner, name = getattr(function, "__self__", None), function.__name__
+    if name in _FORMATS:
+        return owner is builtins
     if getattr(torch._C._VariableFunctions, name, None) is function:
         return True  # an operator of torch, which is a node of a recording
     if isinstance(owner, types.ModuleType):

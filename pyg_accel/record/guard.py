@@ -2,9 +2,9 @@
 
 A program replaces the code of a layer as long as all that this code reads is unchanged. What it
 reads is found by :class:`~pyg_accel.record.walk.Walk`, first while the code runs, by the names in
-it, and again when it has run. A warm call compares identities, by loops in C; where one differs, the
-layer is walked once more, and the program stays valid if all final values are equal. It then takes
-the tensors that the walk has found. By such a walk a program also serves other layers of a class.
+it, and again when it has run. A warm call compares identities, by loops in C; where one differs,
+the layer is walked once more, and the program stays valid if all final values are equal. It then
+takes the tensors of that walk. By such a walk a program also serves other layers of a class.
 """
 
 import operator
@@ -17,6 +17,7 @@ from operator import attrgetter, contains, is_, itemgetter
 from typing import Any, NamedTuple
 
 from torch import Tensor
+from torch._C._dynamo.guards import TensorGuards
 from torch.nn import Module
 from torch.nn.modules.module import _has_any_global_hook
 
@@ -55,23 +56,21 @@ class _Compared(NamedTuple):
     lengths: list[int]
     keyed: list[Mapping[Any, Any]]
     keys: list[Any]
-    views: list[Iterable[Any]]
-    items: list[Any]
-    getters: list[Callable[[Any], tuple[Any, ...]]]
-    spaces: list[Mapping[str, Any]]
-    values: list[Any]
     lacking: list[Mapping[str, Any]]
     lacked: list[str]
-    objects: list[Any]
-    types: list[type]
-    classes: list[type]
-    bases: list[tuple[type, ...]]
+    tensors: list[Tensor]
+    agree: Callable[..., bool]
     functions: list[types.FunctionType]
     referents: int
     get_parts: Callable[[Any], tuple[Any, ...]]
-    parts: tuple[Any, ...]
+    views: list[Iterable[Any]]
+    getters: list[Callable[[Any], tuple[Any, ...]]]
+    spaces: list[Mapping[str, Any]]
+    objects: list[Any]
+    classes: list[type]
     cells: list[types.CellType]
-    contents: list[Any]
+    named: list[Any]
+    values: list[Any]
 
     @classmethod
     def of(cls, walk: Walk) -> "_Compared":
@@ -86,17 +85,23 @@ class _Compared(NamedTuple):
         cells = [*walk.cells.values()]
         sized = [container for container, _ in (*orders, *lists)] + walk.sized
         orders, views = ([e for e in entries if e[1]] for entries in (orders, views))
+        referents, get_parts, parts = _parts_of(walk.followed)
+        agree = TensorGuards(
+            *walk.tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None
+        ).check
+        values = chain(
+            parts, *(items for _, items in views),
+            *(g(noted) for g, (_, noted) in zip(getters, spaces, strict=True)),
+            map(type, walk.objects), map(vars, walk.objects), map(_bases_of, walk.classes),
+            (content for _, content in cells), map(_name_of, walk.named),
+        )  # fmt: skip
         return cls(
             sized, [*map(len, sized)],
             [space for space, _ in orders], [name for _, names in orders for name in names],
-            [view for view, _ in views], [item for _, items in views for item in items],
-            getters, [space for space, _ in spaces],
-            [*chain.from_iterable(g(noted) for g, (_, noted) in zip(getters, spaces, strict=True))],
             [space for space, _ in lacking], [name for _, name in lacking],
-            walk.objects, [*map(type, walk.objects)],
-            walk.classes, [*map(_bases_of, walk.classes)],
-            walk.followed, *_parts_of(walk.followed),
-            [cell for cell, _ in cells], [content for _, content in cells],
+            walk.tensors, agree, walk.followed, referents, get_parts,
+            [view for view, _ in views], getters, [space for space, _ in spaces], walk.objects,
+            walk.classes, [cell for cell, _ in cells], walk.named, [*values],
         )  # fmt: skip
 
 
@@ -105,25 +110,28 @@ class Shared:
 
     Args:
         reads: by name.
-        roots: where it begins.
+        entries: functions that a call runs first.
+        roots: classes, modules and globals that the layer refers to.
     """
 
-    def __init__(self, reads: Reads, roots: list[Any]) -> None:
-        self.reads, self._roots = reads, roots
+    def __init__(
+        self, reads: Reads, entries: Iterable[Callable[..., Any]], roots: list[Any]
+    ) -> None:
+        self.reads, self._entries, self._roots = reads, entries, roots
         self.walk = self._walked()
         self.compared = _Compared.of(self.walk)
 
     def _walked(self) -> Walk:
         walk = self.reads.walk()
+        for entry in self._entries:
+            walk.follow(entry.__name__, entry)
         for root in self._roots:
-            if isinstance(root, types.FunctionType):
-                walk.follow(root.__name__, root)
             walk.share(root)
         return walk
 
     def holds(self) -> bool:
         """Return whether all final values are unchanged."""
-        if unchanged(self.compared):
+        if unchanged((self.compared,)):
             return True
         try:
             walk = self._walked()
@@ -142,12 +150,14 @@ class Guard:
         layer: the layer.
         reads: by name.
         shared: what layers share; None to find it.
-        roots: functions that a call runs first.
+        entries: functions that a call runs first.
 
     Attributes:
         key: equal for layers that a program serves.
-        compared: what is compared of the layer.
+        compared: what is compared of the layer, and of what layers share.
+        apart: a function that tells whether identities are none of tensors that are read.
         shared: what layers share.
+        aliases: objects of the layer that code reaches by what layers share too.
         shareable: whether other layers may have the same shared part.
         floats: names of floats.
         values: constants of the program, as its compiled functions read them.
@@ -157,16 +167,17 @@ class Guard:
     """
 
     def __init__(
-        self, layer: Module, reads: Reads, shared: Shared | None, roots: Iterable[Any] = ()
+        self, layer: Module, reads: Reads, shared: Shared | None, entries: Iterable[Any] = ()
     ) -> None:
-        outer: list[Any] = [*roots]
+        outer: list[Any] = []
         walk = reads.walk(outer)
         walk.follow("", layer)
         self._layer, self._walk, self.key = layer, walk, tuple(walk.key)
-        self.shared = Shared(reads, outer) if shared is None else shared
-        self.shareable = shared is not None or not walk.meets(self.shared.walk)
-        self.compared, self.floats = _Compared.of(walk), walk.floats | self.shared.walk.floats
+        self.shared = Shared(reads, entries, outer) if shared is None else shared
+        self.shareable, self.floats = True, walk.floats | self.shared.walk.floats
+        self.aliases = walk.aliases(self.shared.walk)
         self.values, self._places = types.SimpleNamespace(), dict[str, int]()
+        self.take(walk)
 
     def unchanged_since(self, before: Walk) -> bool:
         """Return whether all that is compared was the same in an earlier walk."""
@@ -189,18 +200,19 @@ class Guard:
 
     def check(self, inputs: Iterable[Tensor]) -> None:
         """Raise if code reads more of the arguments than tensors."""
-        read = {id(t) for walk in (self._walk, self.shared.walk) for t in walk.tensors}
+        if not self.apart(map(id, inputs)):
+            raise NotComparable("an argument that is an attribute too", may_change=True)
         for tensor in inputs:
-            if id(tensor) in read:
-                raise NotComparable("an argument that is an attribute of the layer too")
             if not self.shared.reads.names.isdisjoint(vars(tensor)):
-                raise NotComparable("an attribute of a tensor")
+                raise NotComparable("an attribute of a tensor", may_change=True)
 
     def detached(self) -> "Guard":
         """Return a guard of no layer, for :meth:`of`."""
         other, constants = copy(self), vars(self.values).items()
-        other.values = types.SimpleNamespace(**{k: v for k, v in constants if k not in self._places})
-        del other._layer, other._walk, other.compared
+        other.values = types.SimpleNamespace(
+            **{k: v for k, v in constants if k not in self._places}
+        )
+        del other._layer, other._walk, other.compared, other.apart
         return other
 
     def of(self, layer: Module, walk: Walk) -> "Guard":
@@ -212,13 +224,15 @@ class Guard:
 
     def take(self, walk: Walk) -> None:
         """Compare with another walk of the layer from now on, and read the tensors of that."""
-        self._walk, self.compared, values = walk, _Compared.of(walk), vars(self.values)
+        self._walk, values = walk, vars(self.values)
+        self.compared = _Compared.of(walk), self.shared.compared
+        self.apart = frozenset(map(id, (*walk.tensors, *self.shared.walk.tensors))).isdisjoint
         for name, place in self._places.items():
             values[name] = walk.tensors[place]
 
     def holds(self) -> bool:
         """Return whether all final values are unchanged."""
-        return unchanged(self.compared, self.shared.compared) or self.renew()
+        return unchanged(self.compared) or self.renew()
 
     def renew(self) -> bool:
         """Walk again; return whether all final values are unchanged."""
@@ -227,31 +241,35 @@ class Guard:
             walk.follow("", self._layer)
         except NotComparable:
             return False
-        if tuple(walk.key) != self.key or not self.shared.holds():
+        if tuple(walk.key) != self.key or not self.serves(walk):
             return False
         self.take(walk)
         return True
 
+    def serves(self, walk: Walk) -> bool:
+        """Return whether what layers share is unchanged, given a walk of one with the same key."""
+        return self.shared.holds() and walk.aliases(self.shared.walk) == self.aliases
 
-def unchanged(*parts: _Compared) -> bool:
+
+def unchanged(parts: Iterable[_Compared]) -> bool:
     """Return whether nothing that was compared is another object now."""
     try:
-        for (sized, lengths, keyed, keys, views, items, getters, spaces, values, lacking, lacked,
-             objects, classes_of, classes, bases, functions, referents, get_parts, function_parts,
-             cells, contents) in parts:  # fmt: skip
+        for (sized, lengths, keyed, keys, lacking, lacked, tensors, agree, functions, referents,
+             get_parts, views, getters, spaces, objects, classes, cells, named,
+             values) in parts:  # fmt: skip
+            now = get_referents(*functions)
             if (
                 [*map(len, sized)] != lengths
+                or len(now) != referents
                 or [*_chained(keyed)] != keys
                 or any(map(contains, lacking, lacked))
-                or not all(map(is_, _chained(views), items))
-                or not all(map(is_, _chained(map(_call, getters, spaces)), values))
-                or not all(map(is_, map(type, objects), classes_of))
-                or not all(map(is_, map(_bases_of, classes), bases))
-                or not all(map(is_, map(_content_of, cells), contents))
-            ):
-                return False
-            now = get_referents(*functions)
-            if len(now) != referents or not all(map(is_, get_parts(now), function_parts)):
+                or not agree(*tensors)
+                or not all(map(is_, chain(
+                    get_parts(now), _chained(views), _chained(map(_call, getters, spaces)),
+                    map(type, objects), map(_dict_of, objects), map(_bases_of, classes),
+                    map(_content_of, cells), map(_name_of, named),
+                ), values))
+            ):  # fmt: skip
                 return False
     # A name or the content of a cell was deleted, or another thread changes a dictionary.
     except (KeyError, ValueError, RuntimeError):
@@ -296,17 +314,24 @@ class Reading:
     def settle(self) -> Guard:
         """Return the guard of what has run; called once, after the call was recorded."""
         before = self._walk
-        inner = {inside for code in before.functions if code in self._ran for inside in codes_of(code)}
+        inner = {
+            inside for code in before.functions if code in self._ran for inside in codes_of(code)
+        }
         for code in self._ran - inner:
             raise NotComparable(f"'{code.co_name}' is not reached by a name or an attribute")
-        reads = Reads(*map(frozenset, (before.names, before.of_modules, before.asked, self._ran)))
+        reads = Reads(
+            frozenset(before.names), frozenset(before.of_modules), frozenset(before.asked),
+            frozenset(self._ran),
+        )  # fmt: skip
         guard = Guard(self._layer, reads, None, self._entries)
         if not guard.unchanged_since(before):
-            raise NotComparable("it changes what it reads: an attribute or a container")
+            reason = "it changes what it reads: an attribute or a container"
+            raise NotComparable(reason, may_change=True)
         return guard
 
 
 _content_of, _bases_of = attrgetter("cell_contents"), attrgetter("__mro__")
+_dict_of, _name_of = attrgetter("__dict__"), attrgetter("__name__")
 _chained = chain.from_iterable
 # operator.call() is new in Python 3.11.
 _call: Callable[..., Any] = getattr(operator, "call", lambda function, value: function(value))
@@ -322,7 +347,9 @@ def _getter(keys: Iterable[Any]) -> Callable[[Any], tuple[Any, ...]]:
     return itemgetter(*names, *names[:1]) if names else lambda mapping: ()  # one key, no tuple
 
 
-def _parts_of(functions: list[types.FunctionType]) -> tuple[int, Callable[[Any], tuple[Any, ...]], tuple[Any, ...]]:
+def _parts_of(
+    functions: list[types.FunctionType],
+) -> tuple[int, Callable[[Any], tuple[Any, ...]], tuple[Any, ...]]:
     """Return how many objects functions refer to, what picks code and defaults, and these.
 
     Their attributes are not read: each time Python would call the audit hooks of the process, and

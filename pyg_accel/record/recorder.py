@@ -45,9 +45,14 @@ _WITHOUT_EFFECT = frozenset({
     "unsqueeze", "select", "narrow", "graph_of", "size", "add", "sub", "mul", "floordiv", "empty",
 })  # fmt: skip
 _ASKED = frozenset({
-    "requires_grad", "is_contiguous", "stride", "storage_offset", "__repr__", "__format__",
+    "requires_grad", "__repr__", "__format__",
 })  # fmt: skip
-_IDENTITY = frozenset({"_version", "untyped_storage", "_base", "data_ptr", "is_inference"})
+# Properties that calls of one signature need not have in common.
+_IDENTITY = frozenset({
+    "storage_offset",
+    "_version", "untyped_storage", "_base", "data_ptr", "is_inference", "is_contiguous", "stride",
+    "is_conj", "is_neg",
+})  # fmt: skip
 
 
 class _Running(threading.local):
@@ -396,13 +401,11 @@ def _is_of_no_layer(value: Any) -> bool:
 
 def _is_fact(function: Any, name: str) -> bool:
     """Whether a function reads a property that the signature of the arguments fixes."""
-    if asks(function) or name in _ASKED:
-        return True
     if name == "__get__":
         name = getattr(function.__self__, "__name__", "")
     if name in _IDENTITY:
         return is_package_file(sys._getframe(3).f_code.co_filename)
-    return name == "requires_grad"
+    return asks(function) or name in _ASKED
 
 
 def _modes() -> tuple[Any, ...]:

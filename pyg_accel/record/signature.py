@@ -60,15 +60,15 @@ class Signature:
         """
         args, kwargs = self._example
         writer = _Writer(self.shapes, names)
-        names = writer.unpack("args", args)
+        leaves = writer.unpack("args", args)
         if kwargs:
             writer.names["K"] = kwargs.keys()
             writer.lines.insert(0, "if kwargs.keys() != K: return None")
             for name, value in kwargs.items():
-                names += writer.value(f"kwargs[{name!r}]", value)
+                leaves += writer.value(f"kwargs[{name!r}]", value)
         else:
             writer.lines.insert(0, "if kwargs: return None")
-        tensors = "".join(f"{name}, " for name in names)
+        tensors = "".join(f"{name}, " for name in leaves)
         body = "\n    ".join([*writer.lines, f"return ({tensors})"])
         exec(f"def admit(args, kwargs):\n    {body}\n", writer.names)
         self._example = (), {}  # release the tensors

@@ -11,9 +11,10 @@ import sys
 import types
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping
+from enum import Enum
 from functools import partial
 from operator import is_
-from typing import Any, NoReturn
+from typing import Any
 
 from torch import Tensor, strided
 from torch.nn import Module, Parameter, ParameterDict, ParameterList
@@ -33,7 +34,15 @@ _BODY = object.__basicsize__ + 16  # bytes of an object with a dictionary and we
 
 
 class NotComparable(Exception):
-    """A call reads something that cannot be compared."""
+    """A call reads something that cannot be compared.
+
+    Attributes:
+        may_change: a later call of the same kind may not.
+    """
+
+    def __init__(self, reason: str, *, may_change: bool = False) -> None:
+        super().__init__(reason)
+        self.may_change = may_change
 
 
 class Walk:
@@ -42,8 +51,8 @@ class Walk:
     Args:
         names: of attributes that code reads.
         ran: code objects that ran; None while code runs, when any may.
-        outer: gets the classes, modules and functions whose names all layers of a class share,
-            instead of following them.
+        outer: gets the classes, modules and globals that all layers of a class share, instead of
+            following them.
 
     Attributes:
         key: what two walks have in common that read the same, up to the values of tensors.
@@ -60,6 +69,7 @@ class Walk:
         cells: of closures, and their contents.
         objects: those whose class is compared.
         classes: those whose bases are compared.
+        named: classes and functions of users, if code reads names of such.
     """
 
     def __init__(
@@ -85,6 +95,7 @@ class Walk:
         self.sized: list[Mapping[str, Any]] = []
         self.objects: list[Any] = []
         self.classes: list[type] = []
+        self.named: list[Any] = []
         self.names, self.asked, self._ran = set(names), set(asked), ran
         self.of_modules = {*of_modules, *self.names}
         self._entered: set[types.CodeType] = set()
@@ -120,15 +131,10 @@ class Walk:
                 if is_module or not of_modules:
                     follow(name)
 
-    def meets(self, other: "Walk") -> bool:
-        """Return whether two walks have reached the same module, object, list or tensor."""
-        theirs = {id(o) for o in other.objects if type(o) is not types.FunctionType}
-        tables = {id(vars(o)) for o in other.objects} ^ other.tables.keys()
-        return (
-            any(id(o) in theirs for o in self.objects)
-            or not self.lists.keys().isdisjoint(other.lists)
-            or not self.tables.keys().isdisjoint(tables)
-        )
+    def aliases(self, other: "Walk") -> list[tuple[int, int]]:
+        """Return the places of values that another walk has reached too."""
+        theirs = other._seen
+        return [(place, theirs[number]) for number, place in self._seen.items() if number in theirs]
 
     def unchanged_since(self, before: "Walk") -> bool:
         """Return whether all that this walk noted was noted, and the same, by an earlier one."""
@@ -184,6 +190,11 @@ class Walk:
             self.key.append("partial")
             for part in (value.func, value.args, value.keywords):
                 self.follow(name, part)
+            self._attributes(name, value)
+        elif issubclass(cls, Enum):
+            self.key.append((cls, id(value)))
+            self._attributes(name, value)
+            self._share(cls)
         elif cls is property:
             for part in (value.fget, value.fset):
                 self.follow(name, part)
@@ -194,7 +205,9 @@ class Walk:
         elif issubclass(cls, type) or cls is types.ModuleType:
             self.key.append(value)
             self._share(value)
-        elif issubclass(cls, tuple) and cls.__basicsize__ == tuple.__basicsize__:
+        elif issubclass(cls, tuple) and (cls.__basicsize__, cls.__dictoffset__) == (
+            tuple.__basicsize__, 0
+        ):  # fmt: skip
             self.key.append(cls)
             for item in tuple(value):
                 self.follow(name, item)
@@ -203,9 +216,9 @@ class Walk:
             self._object(name, value)
 
     def share(self, value: Any) -> None:
-        """Follow a class, a module or a function that another walk has left out."""
-        if isinstance(value, types.FunctionType):
-            self._globals(value)
+        """Follow what another walk has left out: a class, a module, or globals that code names."""
+        if isinstance(value, tuple):
+            self._globals(*value)
         elif isinstance(value, types.ModuleType):
             self._missing(vars(value), self.asked - vars(value).keys())
             self._namespace(value, vars(value), set())
@@ -224,7 +237,7 @@ class Walk:
         if self._ran is not None:  # else a recording would see what is read of the tensor
             strides = value.stride() if value.layout is strided else ()
             self.key.append((type(value), value.dtype, value.device, value.requires_grad,
-                             value.shape, strides))  # fmt: skip
+                             value.shape, strides, value.is_conj(), value.is_neg()))  # fmt: skip
         self.tensors.append(value)
         self._attributes(name, value)
 
@@ -236,7 +249,7 @@ class Walk:
         attributes = vars(value)
         for table in _HOOKS:
             if attributes.get(table):
-                raise NotComparable(f"hooks of {cls.__name__}")
+                raise NotComparable(f"hooks of {cls.__name__}", may_change=True)
             self.lists[id(attributes[table])] = attributes[table], []
         self._attributes(cls.__name__, value, every=issubclass(cls, (ParameterList, ParameterDict)))
         for table in _ALL:
@@ -309,8 +322,14 @@ class Walk:
             for cell in function.__closure__ or ():
                 if isinstance(content := cell.cell_contents, types.FunctionType):
                     self._cell(code.co_name, cell, content)
-        elif code in (self._entered if self._ran is None else self._ran):
+            if not vars(function):
+                return
+        else:
+            self._name_of(function)
+        if code in (self._entered if self._ran is None else self._ran):
             self._enter_function(function)
+        if original is None:
+            self._attributes(code.co_name, function)
 
     def _enter_function(self, function: types.FunctionType) -> None:
         """Follow what a function reads when it runs."""
@@ -319,7 +338,6 @@ class Walk:
         self.follow(f"{name}.default", function.__defaults__)
         if function.__kwdefaults__:
             self._container(name, function.__kwdefaults__)
-        self._attributes(name, function)
         for cell, variable in zip(function.__closure__ or (), code.co_freevars, strict=True):
             try:
                 content = cell.cell_contents
@@ -328,7 +346,12 @@ class Walk:
             self._cell(variable, cell, content)
         self.key.append(id(function.__globals__))
         self._held.append(function.__globals__)
-        self._share(function)
+        self._share((code, function.__globals__))  # not the function: it may refer to the layer
+
+    def _name_of(self, value: Any) -> None:
+        if "__name__" in self.names:
+            self.named.append(value)
+            self.key.append(value.__name__)
 
     def _cell(self, name: str, cell: types.CellType, content: Any) -> None:
         self.cells[id(cell)] = cell, content
@@ -344,21 +367,24 @@ class Walk:
 
     # -- names -------------------------------------------------------------------------------------
 
-    def _globals(self, function: types.FunctionType) -> None:
-        """Follow the globals and the imports that the code of a function names."""
-        space, names = function.__globals__, names_of(function.__code__)
+    def _globals(self, code: types.CodeType, space: dict[str, Any]) -> None:
+        """Follow the globals and the imports that code names."""
+        names = names_of(code)
         for name in sorted(names.globals):
             if name in space:
                 self._note(name, space, space, name)
-            elif name in vars(builtins):
+                continue
+            self._missing(space, {name})
+            if name in vars(builtins):
                 self._note(name, builtins, vars(builtins), name)
-                self._missing(space, {name})
+            else:
+                self._missing(vars(builtins), {name})
         for name, level in sorted(names.imports):
             package = str(space.get("__package__"))
             full = importlib.util.resolve_name("." * level + name, package) if level else name
             for part in sorted({full, full.split(".", 1)[0]}):
                 if part not in sys.modules:
-                    raise NotComparable(f"it imports {part}")
+                    raise NotComparable(f"it imports {part}", may_change=True)
                 self._note(part, sys, sys.modules, part)
 
     def _missing(self, space: Mapping[str, Any], names: set[str]) -> None:
@@ -374,13 +400,14 @@ class Walk:
             if isinstance(space.get("__new__"), types.BuiltinFunctionType):
                 raise NotComparable(f"it reads the class {base.__name__}, which is written in C")
             self.classes.append(base)
-            if is_library(module_of(base)):  # nobody renames their attributes
+            if is_library(module_of(base)):  # nobody renames them and their attributes
                 self.sized.append(space)
             else:
+                self._name_of(base)
                 self.orders[id(base)] = space, [*space]
             # Python calls methods with such names without naming them.
-            implied = {n for n, v in space.items() if n.startswith("__")
-                       and isinstance(v, (types.FunctionType, classmethod, staticmethod))}  # fmt: skip
+            kinds = (types.FunctionType, classmethod, staticmethod)
+            implied = {n for n, v in space.items() if n.startswith("__") and isinstance(v, kinds)}
             self._namespace(base, space, implied)
             if type(base) is not type:
                 self._class(type(base))
@@ -398,7 +425,7 @@ class Walk:
         self._open.append((space, follow, is_module))
 
     def _is_idle(self, name: str, value: Any) -> bool:
-        """Whether an attribute of a class of a library is a method that did not run, or its name."""
+        """Whether an attribute of a library's class is a method that did not run, or its name."""
         if self._ran is None or name in _CALLED:
             return False
         if isinstance(value, property):

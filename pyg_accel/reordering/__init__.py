@@ -10,11 +10,10 @@ from torch import Tensor
 from torch_geometric.data import Batch, Data, HeteroData
 
 from pyg_accel.graph import Graph
-from pyg_accel.reordering.locality import Locality, locality
 from pyg_accel.reordering.orders import METHODS, order_of
 from pyg_accel.reordering.permute import edges_of, permute_data, permute_edges
 
-__all__ = ["METHODS", "Locality", "Reordered", "locality", "reorder"]
+__all__ = ["METHODS", "Reordered", "reorder"]
 
 G = TypeVar("G", Data, Tensor)
 
@@ -31,8 +30,6 @@ class Reordered(Generic[G]):
         edge_order: [E] int64, the old position of every new edge.
         method: the method that found the order.
         seconds: time to find the order, and to apply it.
-        before: locality of the graph in the old order.
-        after: locality of the result.
     """
 
     data: G
@@ -41,26 +38,16 @@ class Reordered(Generic[G]):
     edge_order: Tensor
     method: str
     seconds: tuple[float, float]
-    before: Locality
-    after: Locality
 
     def __iter__(self) -> Iterator[G | Tensor]:
         return iter((self.data, self.inverse))
 
     def __str__(self) -> str:
         find, apply = self.seconds
-        lines = [
+        return (
             f"{self.method}: {self.order.numel():,} nodes, {self.edge_order.numel():,} edges, "
             f"found in {find:.2f} s, applied in {apply:.2f} s"
-        ]
-        for name, text in (
-            ("reuse", "edges per distinct column, 16 rows"),
-            ("gap", "mean distance of columns in a row"),
-            ("working_set", "distinct columns in 1024 rows"),
-        ):
-            was, now = getattr(self.before, name), getattr(self.after, name)
-            lines.append(f"  {text:36} {was:>12,.2f} -> {now:,.2f}")
-        return "\n".join(lines)
+        )
 
 
 def reorder(
@@ -75,18 +62,20 @@ def reorder(
     Args:
         data: a :class:`~torch_geometric.data.Data` or an edge_index [2, E] on any device. Directed
             graphs are ordered as if they were undirected, and stay directed.
-        method: ``"community"``, communities of communities by modularity, hubs first in each;
-            ``"degree"``, by falling degree; ``"rcm"``, reverse Cuthill-McKee (scipy, on the CPU);
-            or an order of your own, [N] with the old number of every new node.
+        method: ``"community"``, communities of communities by modularity, hubs first in each (by
+            the CPU library); ``"degree"``, by falling degree; ``"rcm"``, reverse Cuthill-McKee (by
+            scipy, on the CPU); or an order of your own, [N] with the old number of every new node.
         num_nodes: number of nodes of an edge_index; by default its largest id + 1.
 
     Returns:
-        The graph in its new order, the inverse permutation, and the locality before and after.
+        The graph in its new order, and the inverse permutation.
 
     Raises:
         ValueError: for another type of data, batches, bipartite graphs, unknown methods, and orders
             that are no permutation.
         IndexError: for node ids outside of the graph.
+        ExtensionNotBuilt: for ``"community"`` without the CPU library.
+        ImportError: for ``"rcm"`` without scipy.
     """
     edge_index, size = _graph_of(data, num_nodes)
     plain = edge_index.as_subclass(Tensor)
@@ -111,8 +100,6 @@ def reorder(
         edge_order=edge_order,
         method=method if isinstance(method, str) else "an order of the caller",
         seconds=(middle - start, end - middle),
-        before=locality(graph),
-        after=locality(new),
     )
 
 

@@ -22,7 +22,7 @@ def communities(rowptr: Tensor, col: Tensor) -> list[Tensor]:
     modularity increases.
 
     Args:
-        rowptr: [N + 1].
+        rowptr: [N + 1], on the CPU.
         col: [E], undirected and without self-loops.
 
     Returns:
@@ -53,6 +53,7 @@ def community_order(rowptr: Tensor, col: Tensor) -> Tensor:
     Returns:
         [N] int64: the node at every position.
     """
+    device, rowptr, col = col.device, rowptr.cpu(), col.cpu()
     degree = rowptr.long().diff()
     levels = communities(rowptr, col)
     strengths = [degree]
@@ -62,26 +63,26 @@ def community_order(rowptr: Tensor, col: Tensor) -> Tensor:
     order = torch.argsort(strengths[-1], descending=True, stable=True)
     for labels, strength in zip(reversed(levels), reversed(strengths[:-1]), strict=True):
         position = torch.empty_like(order)
-        position[order] = torch.arange(order.numel(), device=order.device)
+        position[order] = torch.arange(order.numel())
         by_strength = torch.argsort(strength, descending=True, stable=True)
         order = by_strength[torch.argsort(position[labels[by_strength]], stable=True)]
-    return order
+    return order.to(device)
 
 
 def _settle(level: Level) -> Tensor:
     """Move nodes between communities until few of them move; at first each node is a community."""
     count = level.num_nodes
-    labels = torch.arange(count, device=level.col.device)
+    labels = torch.arange(count)
     sizes = torch.ones_like(labels)
     group_of = (labels * _HASH >> 7) % GROUPS
     groups = [(group_of == group).nonzero().flatten() for group in range(GROUPS)]
     for _ in range(SWEEPS):
-        moved = torch.zeros((), dtype=torch.int64, device=labels.device)
+        moved = 0
         for nodes in groups:
             new = best_labels(level, labels, sizes, nodes)
-            moved += (new != labels[nodes]).sum()
+            moved += int((new != labels[nodes]).sum())
             labels[nodes] = new
             sizes = torch.bincount(labels, minlength=count)
-        if int(moved) <= SETTLED * count:
+        if moved <= SETTLED * count:
             break
     return labels

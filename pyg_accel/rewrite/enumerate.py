@@ -67,9 +67,9 @@ def _trees(expr: Expr, scaling: str) -> tuple[Tree, ...]:
             return tuple(trees)
         case Sum(terms=terms):
             return tuple(map(_sum, _combinations(terms, scaling)))
-        case Map(name=name, arg=arg, keeps=True, multiplies=multiplies):
+        case Map(name=name, arg=arg, keeps=True):
             compressed = [
-                Node("select", (t,), t.rows, t.cols, "cbsr", name=name, multiplies=multiplies)
+                Node("select", (t,), t.rows, t.cols, "cbsr", name=name)
                 for t in _trees(arg, scaling)
             ]
             dense = [Node("map", (t,), t.rows, t.cols, name=WRITTEN) for t in compressed]
@@ -152,12 +152,9 @@ def _pair(left: Tree, right: Tree, scaling: str) -> Node | None:
     heads = max(left.heads, right.heads)
     shape = (left.rows, right.cols)
     if left.kind == "diagonal" and right.kind in ("data", "cbsr"):
-        compressed = isinstance(right, Node) and right.multiplies
-        return Node("scale_rows", (left, right), *shape, right.kind, heads, multiplies=compressed)
+        return Node("scale_rows", (left, right), *shape, right.kind, heads)
     if is_sparse(left) and right.kind in ("data", "cbsr"):
         return Node("spmm", (left, right), *shape, heads=heads)
-    if isinstance(left, Node) and left.multiplies and right.kind == "weight":
-        return Node("gemm", (left, right), *shape, heads=heads)
     if left.kind in ("data", "weight") and right.kind == "weight":
         return Node("gemm", (left, right), *shape, left.kind, heads)
     if scaling == "any" and _is_vector(left) and is_matrix(right):

@@ -136,7 +136,6 @@ class Map(_Operators):
         cols_out: symbol of its columns, if they are not those of the argument.
         free: whether it is a view, and costs nothing.
         keeps: whether it sets all but ``k`` columns of each row to zero (MaxK).
-        multiplies: whether a backend can multiply the compressed columns with a weight.
     """
 
     name: str
@@ -144,7 +143,6 @@ class Map(_Operators):
     cols_out: str = ""
     free: bool = False
     keeps: bool = False
-    multiplies: bool = False
 
     @property
     def rows(self) -> str:

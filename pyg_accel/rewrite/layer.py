@@ -319,7 +319,7 @@ def _recorded_call(
         with nullcontext() if halos is None else halos.running():
             return torch.nn.Module._call_impl(conv, *args, **kwargs)
 
-    before, forced.on = (running.begin(conv), forced.on), True
+    before, forced.on = (running.begin(), forced.on), True
     try:
         return attempt(programs, conv, "call", make, args, kwargs)
     finally:

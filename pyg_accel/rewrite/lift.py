@@ -16,7 +16,6 @@ import torch
 from torch import fx
 
 from pyg_accel import ops
-from pyg_accel.cbsr import CBSR
 from pyg_accel.record.about import About
 from pyg_accel.rewrite.attention import Attention
 from pyg_accel.rewrite.builder import Builder
@@ -305,12 +304,9 @@ class _Reading(Messages):
         expr = self.expr_of(x, node)
         if expr is None:
             return None
-        about = facts_of(x)
         self._widths["k"] = k
         self._maps["maxk"] = lambda t: ops.maxk(t, k)
-        like = torch.empty((0, about.shape[1]), dtype=about.dtype)
-        able = ops.multiplies_compressed(CBSR(like[:, :k], like.to(torch.int32), about.shape[1]), 1)
-        return Map("maxk", expr, keeps=True, multiplies=able)
+        return Map("maxk", expr, keeps=True)
 
     def _exchanged(self, node: fx.Node, halo: Any, name: Any, features: Any) -> Expr | None:
         return self.expr_of(features, node)

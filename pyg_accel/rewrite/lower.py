@@ -66,7 +66,7 @@ class _Lowering:
         self, builder: Builder, region: Region, tree: Tree, static: frozenset[str]
     ) -> None:
         self._b, self._region = builder, region
-        self._static = static_nodes(tree, static, sampled=region.sample is not None)
+        self._static = static_nodes(tree, static)
         self._folded = folded_nodes(tree)
         self._values: dict[Tree, Any] = {}
         args = [a for node in nodes_of(tree) for a in node.args]
@@ -88,8 +88,6 @@ class _Lowering:
 
     def _gemm(self, node: Node, left: Tree, right: Tree) -> fx.Node:
         data, weight = self.value(left), self.value(right)
-        if left.kind == "cbsr":
-            return self._call(node, _compressed_gemm, data, weight)
         if node.heads == 1:
             return self._call(node, torch.matmul, data, weight)
         if left.heads > 1:
@@ -240,7 +238,7 @@ class _Lowering:
                 if is_ones(left):
                     ones = left  # ones times a row: a bias
                     total = plus(total, self._b.call(Tensor.squeeze, self.value(right), 0))
-                elif left.kind != "cbsr" and left.heads == 1:
+                elif left.heads == 1:
                     products.append(item)
                 else:
                     others.append(self.value(item))
@@ -268,10 +266,6 @@ def _in_heads(weight: Tensor, heads: int) -> Tensor:
 
 def _repeated(row: Tensor, ones: Tensor) -> Tensor:
     return row.expand(ones.size(0), *row.shape)
-
-
-def _compressed_gemm(data: CBSR, weight: Tensor) -> Tensor:
-    return ops.cbsr_linear(data, weight.t())
 
 
 def _gemm_in_heads(data: Tensor, weight: Tensor, heads: int) -> Tensor:

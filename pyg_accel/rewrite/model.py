@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from inspect import signature
+from traceback import extract_tb
 from typing import Any, get_args
 
 import torch
@@ -87,8 +88,14 @@ def optimize(
         evaluated(model, example_inputs, example_kwargs)
     options = Options(train=train, choose=choose, cost=cost, price_all=price_all)
     fast = OptimizedModel(model, options, static)
-    with callers_noted() as callers:
-        evaluated(fast, example_inputs, example_kwargs, learning=train)
+    try:
+        with callers_noted() as callers:
+            evaluated(fast, example_inputs, example_kwargs, learning=train)
+    except AssertionError as error:
+        if str(error):
+            raise
+        asserted = extract_tb(error.__traceback__)[-1].line  # PyG's own have no text
+        raise ValueError(f"the examples do not fit {type(model).__name__}: {asserted}") from error
     layers = rewritten_layers(fast).values()
     for layer in layers:
         layer.calls = tuple(callers.get(layer.conv, ()))

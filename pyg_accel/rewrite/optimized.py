@@ -42,15 +42,27 @@ class OptimizedModel(ModelWrapper):
         layers = _runners(model, options)
         super().__init__(model, _opt_layers=layers, _opt_options=options, _opt_static=static,
                          forward=_forward(model, layers, static))  # fmt: skip
+        # torch.fx, and with it to_hetero(), reads the forward of the class: that of the model.
+        if reads := getattr(type(model), "forward", None):
+            cls = type("OptimizedModel", (OptimizedModel,), {"forward": reads})
+            object.__setattr__(self, "__class__", cls)
         install()
         weakref.finalize(self, uninstall)
+
+    def __prepare_scriptable__(self) -> torch.nn.Module:
+        """Let TorchScript compile the model: it does not run Python, which chooses the orders."""
+        return self._original  # type: ignore[no-any-return]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Save what the result is made of, and its hooks."""
+        return OptimizedModel, *super().__reduce__()[1:]
 
     def _made_of(self) -> tuple[Any, ...]:
         return self._original, self._opt_options, self._opt_static  # decisions are made again
 
     def __copy__(self) -> "OptimizedModel":
         """Return another one of the same model."""
-        return type(self)(*self._made_of())
+        return OptimizedModel(*self._made_of())
 
 
 def rewritten_layers(fast: OptimizedModel) -> dict[str, RewrittenLayer]:

@@ -40,7 +40,6 @@ class Node:
         name: of a map or an attention.
         folds: of attention, see :class:`~pyg_accel.rewrite.ir.Attend`.
         free: whether a map is a view.
-        multiplies: of a selection, see :class:`~pyg_accel.rewrite.ir.Map`.
     """
 
     op: str
@@ -52,7 +51,6 @@ class Node:
     name: str = ""
     folds: bool = False
     free: bool = False
-    multiplies: bool = False
     _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -123,21 +121,19 @@ def nodes_of(tree: Tree) -> Iterator[Node]:
     return walk(tree)
 
 
-def static_nodes(tree: Tree, leaves: frozenset[str], *, sampled: bool = False) -> set[Node]:
+def static_nodes(tree: Tree, leaves: frozenset[str]) -> set[Node]:
     """Return the nodes whose values are the same in every call with the same graph.
 
-    Not so are attention, which draws dropout, maps, which may be any function, products with
-    weights, and sums over samples, which may differ.
+    Not so are attention, which draws dropout, maps, which may be any function, and products with
+    weights.
 
     Args:
         tree: an association.
         leaves: names of the leaves whose values are the same.
-        sampled: whether sums are over samples of the edges.
     """
     static: set[Node] = set()
     for node in nodes_of(tree):
-        changes = node.op in ("attend", "map", "gemm") or (sampled and node.op == "spmm")
-        if not changes and all(
+        if node.op not in ("attend", "map", "gemm") and all(
             a is None or (a.name in leaves if isinstance(a, Leaf) else a in static)
             for a in node.args
         ):

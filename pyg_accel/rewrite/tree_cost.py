@@ -86,7 +86,7 @@ class PrimitiveCall:
     def __str__(self) -> str:
         heads = f"·{self.heads}" if self.heads > 1 else ""
         graph = f" {self.graph}{'ᵀ' if self.transposed else ''}" if self.graph else ""
-        of = f"{self.inner} of " if self.inner == "k" and self.name != "cbsr_mm" else ""
+        of = f"{self.inner} of " if self.inner == "k" else ""
         cols = "" if self.name in ("scale_edges", "edge_softmax") else f" {of}{self.cols}{heads}"
         inner = f"x{self.inner}" if self.inner and not of else ""
         rows = "" if self.graph else f" {self.rows}{inner}x{of}{self.cols}{heads}"
@@ -132,7 +132,7 @@ def tree_cost(tree: Tree, assumed: Assumptions) -> TreeCost:
 
     nodes = list(nodes_of(tree))
     accumulated = {arg for n in nodes if n.op == "add" for arg in _accumulated(n)}
-    static = static_nodes(tree, assumed.static, sampled=assumed.sampled)
+    static = static_nodes(tree, assumed.static)
     folded = folded_nodes(tree)
     readers = Counter(arg for n in nodes for arg in n.args)
     sent: set[Tree] = set()
@@ -159,10 +159,10 @@ def tree_cost(tree: Tree, assumed: Assumptions) -> TreeCost:
             backward += [rows] if needs(data) else []
         forward += [replace(w, once=True) for w in ahead] if node in static else ahead
         if learned[node]:
-            backward += _backward(node, needs, sampled=assumed.sampled)
+            backward += _backward(node, needs)
             if node.op == "gemm" and needs(node.args[1]) and isinstance(node.args[0], Node):
                 left = node.args[0]
-                saved[left] = (left.rows, "k" if left.kind == "cbsr" else left.cols, left.heads)
+                saved[left] = (left.rows, left.cols, left.heads)
             reads_data = node.op == "spmm" and needs(node.args[0])
             if reads_data and isinstance(data, Node) and data not in accumulated:
                 saved[data] = (data.rows, data.cols, data.heads)
@@ -177,8 +177,7 @@ def _scores_read(matrix: Tree | None, data: Tree | None) -> bool:
 
 def _accumulated(node: Node) -> list[Tree]:
     """Return the products in a sum that are accumulated with ``addmm`` instead of added."""
-    gemms = [a for a in node.args if isinstance(a, Node) and a.op == "gemm"]
-    return [a for a in gemms if a.args[0] is not None and a.args[0].kind != "cbsr"]
+    return [a for a in node.args if isinstance(a, Node) and a.op == "gemm"]
 
 
 def _forward(node: Node, *, sampled: bool = False) -> list[PrimitiveCall]:
@@ -187,8 +186,6 @@ def _forward(node: Node, *, sampled: bool = False) -> list[PrimitiveCall]:
     match node.op:
         case "gemm":
             assert a[0] is not None
-            if a[0].kind == "cbsr":
-                return [PrimitiveCall("cbsr_mm", rows, "k", cols, heads)]
             return [PrimitiveCall("gemm", rows, a[0].cols, cols, heads)]
         case "spmm":
             return [_spmm(node, sampled=sampled)]
@@ -230,9 +227,7 @@ def _spmm(node: Node, *, transposed: bool = False, sampled: bool = False) -> Pri
     )
 
 
-def _backward(
-    node: Node, needs: Callable[[Tree | None], bool], *, sampled: bool = False
-) -> list[PrimitiveCall]:
+def _backward(node: Node, needs: Callable[[Tree | None], bool]) -> list[PrimitiveCall]:
     a = node.args
     rows, cols, heads = node.rows, node.cols, node.heads
     match node.op:
@@ -243,7 +238,7 @@ def _backward(
             assert matrix is not None and data is not None
             work = []
             if needs(data):
-                work.append(_spmm(node, transposed=True, sampled=sampled))
+                work.append(_spmm(node, transposed=True))
             if needs(matrix):
                 read = "k" if data.kind == "cbsr" else cols
                 work.append(PrimitiveCall("sddmm", rows, "", read, heads, matrix_of(matrix).name))
@@ -270,8 +265,6 @@ def _gemm_gradients(
     data, weight = node.args
     assert data is not None
     cols, heads = ("1", 2 * node.heads) if scores else (node.cols, node.heads)
-    if data.kind == "cbsr":  # as many multiplications each as forward
-        return _forward(node) * (needs(weight) + needs(data))
     work = []
     if needs(weight):
         work.append(PrimitiveCall("gemm_tn", data.cols, data.rows, cols, heads))

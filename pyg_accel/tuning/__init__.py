@@ -1,7 +1,6 @@
 """``python -m pyg_accel tune``: measures on this machine what is otherwise read from shipped files.
 
-Those were measured on other machines: what a call costs (:mod:`pyg_accel.patching.size`) and, for
-GPUs, launch parameters of Triton's kernels (:mod:`pyg_accel.backends.triton.launch`).
+Those were measured on other machines: what a call costs (:mod:`pyg_accel.patching.size`).
 """
 
 import datetime
@@ -16,7 +15,6 @@ import torch
 import pyg_accel
 from pyg_accel.machine import Device
 from pyg_accel.tuned import read_tuning, tuning_file
-from pyg_accel.tuning.launching import measure_launch
 from pyg_accel.tuning.sizes import measure_costs
 
 __all__ = ["tune"]
@@ -25,7 +23,7 @@ __all__ = ["tune"]
 def tune(kind: str, path: Path | None = None) -> dict[str, Any]:
     """Measure a device, and write what was found to the file that later processes use.
 
-    Takes seconds on a CPU, about a minute on a GPU. Leave the machine alone meanwhile.
+    Takes seconds. Leave the machine alone meanwhile.
 
     Args:
         kind: ``"cpu"``, with as many threads as torch uses, or ``"cuda"``, the current device.
@@ -49,8 +47,6 @@ def tune(kind: str, path: Path | None = None) -> dict[str, Any]:
     found: dict[str, Any] = {"measured": _circumstances(kind)}
     # Fails before the measurement if it must; and no process ever reads half a file.
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        if kind == "cuda":
-            found["launch"] = measure_launch()
         found["size"] = measure_costs(kind)
         whole = Path(folder, path.name)
         whole.write_text(json.dumps(devices | {Device.of(kind).slug: found}, indent=2) + "\n")

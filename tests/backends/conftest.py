@@ -6,6 +6,11 @@ from pyg_accel import facts
 
 
 @pytest.fixture(autouse=True)
+def memory(poisoned: None) -> None:
+    """Allocate NaN: what a kernel does not write of a result is no zero by luck."""
+
+
+@pytest.fixture(autouse=True)
 def graphs_stay(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a GPU, let a graph's first kernel wait for its longest row, as later ones would.
 

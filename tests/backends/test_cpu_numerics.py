@@ -290,13 +290,12 @@ def test_long_sums_in_float32_stay_within_the_backends_tolerance(edges):
     assert math.isclose(found, edges * float(torch.tensor(0.1)), rel_tol=relative)
 
 
-@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn], ids=["int8", "fp8"])
-def test_all_256_bytes_are_widened_exactly(isa, dtype):
+def test_all_256_bytes_are_widened_exactly(isa):
     """In whole vectors and, with 5 columns, in parts of one."""
-    every = torch.arange(256, dtype=torch.uint8).view(dtype)
+    every = torch.arange(256, dtype=torch.uint8).view(torch.int8)
     for columns in (1, 5, 32, 256):
         x = every.repeat(5)[: 256 * columns // math.gcd(256, columns)].view(-1, columns)
         rowptr = torch.arange(x.size(0) + 1)
         graph = Graph.from_csr(rowptr, rowptr[:-1].clone(), num_cols=x.size(0))
         found = ops.sampled_spmm(graph, ops.Quantized(x, torch.ones(1, columns)), width=4)
-        torch.testing.assert_close(found, x.float(), rtol=0, atol=0, equal_nan=True)
+        torch.testing.assert_close(found, x.float(), rtol=0, atol=0)

@@ -141,7 +141,20 @@ def test_an_unknown_backend_in_the_environment_is_named(monkeypatch):
         choose(spec())
 
 
-@pytest.mark.parametrize("text", ["cpu", " cpu ", "other,cpu", "cpu , other"])
+@pytest.mark.parametrize("name", ["backend", "disable", "isa"])
+def test_unknown_names_in_settings_are_named_with_the_choices(name, cpu, monkeypatch):
+    choices = "portable" if name == "isa" else "reference, cpu"
+    message = rf"PYG_ACCEL_{name.upper()}\b.*{choices}"
+    monkeypatch.setenv(f"PYG_ACCEL_{name.upper()}", "Cpu")
+    with pytest.raises(ValueError, match=message), pyg_accel.patched():
+        pytest.fail("the block must not run")
+    monkeypatch.delenv(f"PYG_ACCEL_{name.upper()}")
+    setattr(settings, name, "Cpu")
+    with pytest.raises(ValueError, match=message):
+        choose(spec())
+
+
+@pytest.mark.parametrize("text", ["cpu", " cpu ", "triton,cpu", "cpu , cuda,"])
 def test_disabled_backends_are_not_chosen(text, cpu):
     settings.disable = text
     decision = choose(spec(reduces=("max",)))  # which the optional backends leave to others

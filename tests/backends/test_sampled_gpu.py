@@ -10,15 +10,15 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
 ]
-SCALINGS = ({}, {"reduce": "mean"}, {"rescale": "row"}, {"rescale": "gcn"})
+SCALINGS = ({}, {"reduce": "mean"}, {"rescale": "row"})
 
 
-def both(graph, x, weight, seed=5, **how):
+def both(graph, x, weight, **how):
     """Results of the Triton backend and of the reference, on the device."""
     outs = []
     for name in ("triton", "reference"):
         with use_backend(name):
-            outs.append(ops.sampled_spmm(graph, x, weight, seed=seed, **how))
+            outs.append(ops.sampled_spmm(graph, x, weight, **how))
     return outs
 
 
@@ -38,7 +38,7 @@ def random_graph(nodes=3000, edges=400_000, hub=5000, index_dtype=torch.int32) -
 
 
 @pytest.mark.parametrize("width", [1, 7, 64, 1000])
-@pytest.mark.parametrize("strategy", ["bucket", "fastrand", "random"])
+@pytest.mark.parametrize("strategy", ["bucket", "fastrand"])
 def test_it_equals_the_reference(strategy, width):
     graph = random_graph()
     x, weight = torch.randn(3004, 33).cuda(), torch.rand(graph.num_edges).cuda()
@@ -66,11 +66,10 @@ def test_features_of_any_shape_and_dtype(dtype, features):
 
 
 @pytest.mark.parametrize("per", ["column", "row"])
-@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn], ids=str)
 @pytest.mark.parametrize("shape", [(128,), (7,), (2, 16)], ids=str)
-def test_8_bit_features(shape, dtype, per):
+def test_8_bit_features(shape, per):
     graph = random_graph()
-    x = ops.quantize(torch.randn(3004, *shape).cuda(), dtype, per=per)
+    x = ops.quantize(torch.randn(3004, *shape).cuda(), per=per)
     weight = torch.rand(graph.num_edges, *shape[:-1]).cuda()
     for w in (None, weight):
         found, expected = both(graph, x, w, width=20)
@@ -84,68 +83,9 @@ def test_hard_graphs_and_index_types(index_dtype):
         graph = Graph.from_csr(csr.rowptr.to(index_dtype), csr.col.to(index_dtype),
                                num_cols=case.num_sources)  # fmt: skip
         x = torch.randn(case.num_sources, 5).cuda()
-        for strategy in ("bucket", "fastrand", "random"):
+        for strategy in ("bucket", "fastrand"):
             found, expected = both(graph, x, None, width=4, strategy=strategy)
             torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
-
-
-def test_gradients_are_those_of_the_drawn_sample_and_deterministic():
-    graph = random_graph()
-    x = torch.randn(3004, 16).cuda().requires_grad_()
-    weight = torch.rand(graph.num_edges).cuda().requires_grad_()
-
-    def grads():
-        out = ops.sampled_spmm(graph, x, weight, width=20, strategy="random", seed=4, rescale="row")
-        return torch.autograd.grad(out.square().sum(), (x, weight))
-
-    found, again = grads(), grads()
-    assert all(torch.equal(a, b) for a, b in zip(found, again, strict=True))
-    with use_backend("reference"):
-        for a, b in zip(found, grads(), strict=True):
-            assert float((a - b).abs().max()) <= 1e-4 * float(b.abs().max())
-
-
-def test_a_cuda_graph_draws_anew_for_another_seed():
-    graph, x = random_graph(), torch.randn(3004, 16).cuda()
-    seed = torch.tensor([1], device="cuda")
-    run = lambda: ops.sampled_spmm(graph, x, width=20, strategy="random", seed=seed)  # noqa: E731
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        run()
-    torch.cuda.current_stream().wait_stream(stream)
-    captured = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(captured):
-        out = run()
-    for number in (1, 2):
-        seed.fill_(number)
-        captured.replay()
-        assert torch.equal(out, run())
-
-
-@pytest.mark.parametrize("strategy", ["fastrand", "random"])
-def test_a_cuda_graph_holds_the_backward_pass_too(strategy):
-    graph, seed = random_graph(), torch.tensor([1], device="cuda")
-    x = torch.randn(3004, 16).cuda().requires_grad_()
-    weight = torch.rand(graph.num_edges).cuda().requires_grad_()
-
-    def run() -> list[torch.Tensor]:
-        out = ops.sampled_spmm(graph, x, weight, width=20, strategy=strategy, seed=seed)
-        return [out, *torch.autograd.grad(out.square().sum(), (x, weight))]
-
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        run()
-    torch.cuda.current_stream().wait_stream(stream)
-    captured = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(captured):
-        recorded = run()
-    for number in (1, 2):
-        seed.fill_(number)
-        captured.replay()
-        for found, right in zip(recorded, run(), strict=True):
-            assert float((found - right).abs().max()) <= 1e-5 * float(right.abs().max())
 
 
 def test_it_compiles_to_a_whole_graph():

@@ -23,10 +23,18 @@ pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="kernels run on the GPU, not interpreted"),
 ]
 if not REASONS:
+    import triton
+    import triton.language as tl
+
     from pyg_accel.backends import schedule
-    from pyg_accel.backends.triton import attention, gspmm, launch, padding, plan, sampled
+    from pyg_accel.backends.triton import attention, launch, padding, plan, rows, sampled
     from pyg_accel.backends.triton.expression import keeps_zero, per_target
     from pyg_accel.backends.triton.launch import Tile, choose_tile
+
+    @triton.jit
+    def product_kernel(out_ptr, number):
+        tl.store(out_ptr, number * number)
+
 
 H200 = ("NVIDIA H200", 60 * 2**20, 132)
 
@@ -53,6 +61,15 @@ def test_interpreted_kernels_are_for_those_who_ask():
     assert BACKEND.not_supported_reasons(spec(dtype=torch.complex64)) == [
         "features are torch.complex64"
     ]
+
+
+def test_an_offset_that_overflows_and_memory_that_is_not_written_are_seen():
+    assert torch.empty(3).isnan().all()
+    out = torch.zeros(1, dtype=torch.int32)
+    product_kernel[(1,)](out, 2**15)
+    assert int(out) == 2**30
+    with pytest.raises(triton.runtime.errors.InterpreterError, match="int32 overflow"):
+        product_kernel[(1,)](out, 2**16)
 
 
 TILES = {
@@ -208,8 +225,8 @@ def test_the_source_of_a_kernel_can_be_read():
     graph = make_graph([1, 2, 3])
     with use_backend("triton"):
         ops.spmm(graph, torch.randn(13, 4))
-    sources = [name for name in linecache.cache if name.startswith("<pyg_accel gspmm_kernel")]
-    assert any("def gspmm_kernel" in linecache.getline(name, 1) for name in sources)
+    sources = [name for name in linecache.cache if name.startswith("<pyg_accel row_kernel")]
+    assert any("def row_kernel" in linecache.getline(name, 1) for name in sources)
     assert inspect.cleandoc(launch.choose_tile.__doc__).startswith("Return the tile")
 
 
@@ -350,13 +367,13 @@ def test_rows_that_fill_no_loads_are_copied_to_rows_that_do(
 def test_winners_are_padded_to_the_width_of_their_gradients(dtype, copies, monkeypatch):
     graph = make_graph((3, 40, 7), num_cols=5)
     x = torch.stack([torch.randperm(5) for _ in range(41)], 1).to(dtype).requires_grad_()
-    make, met = gspmm.make_plan, []
+    make, met = rows.make_plan, []
 
-    def make_plan(formula, operands, *args):
+    def make_plan(outputs, operands, *args, **options):
         met.append({t.shape[2] for t in operands})
-        return make(formula, operands, *args)
+        return make(outputs, operands, *args, **options)
 
-    monkeypatch.setattr(gspmm, "make_plan", make_plan)
+    monkeypatch.setattr(rows, "make_plan", make_plan)
     with use_backend("triton"):
         ops.gspmm(graph, "mul(u0,u0)", [x], reduce="max").sum().backward()
     assert (3, 1, 41) in copies
@@ -468,7 +485,7 @@ class TestSequence:
         library = SimpleNamespace(
             add_sequence=lambda arrays, code: told.append((arrays, code)) or self.number,
             remove_sequence=lambda number: None,
-            run_sequence=lambda number, operands: [number, *operands],
+            run_sequence=lambda number, operands, sizes: [number, *operands, *sizes],
         )
         monkeypatch.setattr(sequence, "cuda_library", lambda: library)
         monkeypatch.setattr(sequence, "cuda_unavailable_reasons", lambda: [])
@@ -496,9 +513,23 @@ class TestSequence:
         assert self._sequence(self.compiled, 6, 7)([torch.ones(1)]) == [5, torch.ones(1)]
         ((arrays, code),) = told
         assert arrays == [self.array]
-        new = [1, 2, 15, 2, 2, 3, 4, 1, 7]  # one result; two tensors, of dtypes 15 and 4
+        # One result; two tensors, of dtypes 15 and 4, not of zeros, of numbers as sizes.
+        new = [1, 2, 15, 0, 2, 0, 2, 0, 3, 4, 0, 1, 0, 7]
+        grid = [-1, 8, 1, -1, 2, 1, -1, 1, 1]
         arguments = [1, 0, 2, 0, 2, 1, 2, 2, 0, 6, 0, 7]
-        assert code == [3, 1, *new, 1, 99, 8, 2, 1, 128, 64, 6, *arguments]
+        assert code == [3, 1, *new, 1, 99, *grid, 128, 64, 6, *arguments]
+
+    def test_what_differs_between_graphs_is_told_in_each_call(self, told):
+        from pyg_accel.backends.triton.sequence import Blocks, Kernel, Sequence, Size
+
+        kernel, made = Kernel(None, 4), Sequence(1, torch.device("cuda", 3))
+        kernel.compiled = self.compiled
+        out = made.result((Size(1), 3), torch.float32, zero=True)
+        made.launch(kernel, (Blocks(0, 2, 64), 1), (made.operands[0], out, Size(1)))
+        assert made([torch.ones(1)], (100, 4)) == [5, torch.ones(1), 100, 4]
+        ((_, code),) = told
+        assert code == [3, 1, 1, 1, 6, 1, 2, 1, 1, 0, 3, 1, 99, 0, 2, 64, -1, 1, 1, -1, 1, 1,
+                        128, 64, 3, 2, 0, 2, 1, 3, 1]  # fmt: skip
 
     def test_python_launches_what_is_not_compiled(self, told):
         assert self._sequence(None)._written() is None

@@ -269,17 +269,6 @@ def test_a_layer_on_two_graphs_that_are_of_one_size_on_one_rank(two):
     assert two(of_one_size) == [([20, 20], 2), ([20, 10], 2)]
 
 
-def checked(device: torch.device) -> None:
-    data = graph(device)
-    model = nn.GCN(F, 8, 2, 3, norm="batch_norm", dropout=0.5).to(device)
-    fast = pyg_accel.optimize(model, data.x.float(), data.edge_index, train=True)
-    pyg_accel.distributed.check(fast, data, call=lambda model, own: model(own.x, own.edge_index))
-
-
-def test_check_takes_a_rewritten_model(two):
-    two(checked)
-
-
 def cached(device: torch.device) -> None:
     torch.set_default_dtype(torch.float64)
     try:

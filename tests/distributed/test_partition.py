@@ -1,4 +1,4 @@
-"""Parts that other programs find, where they are installed."""
+"""Parts that METIS finds, where it is installed."""
 
 import copy
 
@@ -12,14 +12,6 @@ from pyg_accel.distributed import partitioners
 from pyg_accel.distributed.partition import ROW, partition
 from pyg_accel.errors import NotDistributable
 
-MODULES = {"metis": "pymetis", "kaminpar": "kaminpar"}
-
-
-@pytest.fixture(params=MODULES)
-def method(request: pytest.FixtureRequest) -> str:
-    pytest.importorskip(MODULES[request.param])
-    return request.param
-
 
 def blocks(nodes: int = 400, edges: int = 6000) -> torch.Tensor:
     """Four communities, nodes in no order, with loops and duplicates; some edges lead anywhere."""
@@ -31,9 +23,10 @@ def blocks(nodes: int = 400, edges: int = 6000) -> torch.Tensor:
     return torch.stack([first, second])
 
 
-def test_a_program_finds_parts_of_equal_work(method):
+def test_it_finds_parts_of_equal_work():
+    pytest.importorskip("pymetis")
     edges = blocks()
-    found = partition(edges, 400, 4, method)
+    found = partition(edges, 400, 4, "metis")
     assert torch.equal(found.order.sort().values, torch.arange(400))
     rank = torch.empty(400, dtype=torch.int64)
     rank[found.order] = torch.repeat_interleave(torch.arange(4), found.cuts.diff())
@@ -43,23 +36,25 @@ def test_a_program_finds_parts_of_equal_work(method):
 
 
 @pytest.mark.parametrize(("nodes", "edges", "ranks"), [(0, 0, 2), (3, 0, 2), (5, 9, 1), (2, 3, 4)])
-def test_small_graphs_are_cut_too(method, nodes, edges, ranks):
-    found = partition(torch.zeros(2, edges, dtype=torch.int64), nodes, ranks, method)
+def test_small_graphs_are_cut_too(nodes, edges, ranks):
+    pytest.importorskip("pymetis")
+    found = partition(torch.zeros(2, edges, dtype=torch.int64), nodes, ranks, "metis")
     assert found.order.numel() == nodes and found.cuts.numel() == ranks + 1
     assert int(found.cuts[-1]) == nodes
 
 
-def trained(device: torch.device, method: str) -> None:
+def trained(device: torch.device) -> None:
     data = Data(x=torch.randn(400, 8, dtype=torch.float64), edge_index=blocks()).to(device)
     model = nn.GCN(8, 8, 2, 3).double().to(device)
     expected = model(data.x, data.edge_index)
-    spread, share = pyg_accel.distribute(copy.deepcopy(model), data, partition=method)
+    spread, share = pyg_accel.distribute(copy.deepcopy(model), data, partition="metis")
     found = spread(share.x, share.edge_index)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
 
-def test_all_ranks_use_the_partition_of_an_external_partitioner(two, method):
-    two(trained, method=method)
+def test_all_ranks_use_its_parts(two):
+    pytest.importorskip("pymetis")
+    two(trained)
 
 
 def test_a_folder_takes_no_parts(tmp_path, monkeypatch):

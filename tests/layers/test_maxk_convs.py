@@ -13,7 +13,6 @@ from torch_geometric.nn.aggr import SumAggregation
 import pyg_accel
 from pyg_accel.errors import VerificationError
 from pyg_accel.layers import MaxK, MaxKGCNConv, MaxKGINConv, MaxKSAGEConv, aggregation, maxk
-from pyg_accel.native import cpu_unavailable_reasons
 
 N, E, F, H, K = 23, 90, 12, 5, 2  # H is small enough that layers multiply first
 TOLERANCE = 1e-12  # float64: sums in another order
@@ -222,19 +221,6 @@ def test_the_bracketing_is_the_cheaper_one(kind, formula, report_of):
         kind(F, hidden, k=K).double()(x, edge_index)
     found = {row.formula for row in report_of()}
     assert found == {formula.format("u0"), formula.format("maxk(u0,2)")}
-
-
-@pytest.mark.parametrize(("kind", "formula"), [("GCN", "sum_j mul(u0,e1)"), ("SAGE", "mean_j u0")])
-def test_few_edges_are_added_up_after_products_of_compressed_features(kind, formula, report_of):
-    if cpu_unavailable_reasons():
-        pytest.skip("no kernel for compressed features")
-    layer = {"GCN": (MaxKGCNConv, GCNConv), "SAGE": (MaxKSAGEConv, SAGEConv)}[kind]
-    ours, stock = layer[0](F, 64, k=K), layer[1](F, 64)
-    stock.load_state_dict(ours.state_dict())
-    layers, x, edge_index = (ours.double(), stock.double()), features(), edges(count=12)
-    out = ours(x, edge_index)
-    assert {row.formula for row in report_of()} == {formula}
-    assert_same(out, stock(masked(x), edge_index), layers, x)
 
 
 @pytest.mark.parametrize("options", [{}, {"aggr": "sum"}, {"bias": False}, {"normalize": True}])

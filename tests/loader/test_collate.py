@@ -391,6 +391,24 @@ def test_batches_are_on_the_device():
     assert next(iter(typed))["user"].x.device.type == "meta"
 
 
+def test_the_report_says_who_collated(report_of):
+    class Own(Data):
+        pass
+
+    graphs = [molecule() for _ in range(4)]
+    with pyg_accel.patched():
+        for _ in DataLoader(graphs, batch_size=2):
+            pass
+        for _ in DataLoader([*graphs[:1], Own(**graphs[1].to_dict())], batch_size=2):
+            pass
+    rows = {row.backend: row for row in report_of()}
+    assert {row.layer for row in rows.values()} == {"Batch"}
+    assert not any(row.is_forward for row in rows.values())
+    assert (rows["cpu"].formula, rows["cpu"].reason, rows["cpu"].calls) == ("graphs", "", 2)
+    assert rows["PyG"].formula == ""
+    assert rows["PyG"].reason == "graphs of several classes: Data, Own"
+
+
 def test_the_dataset_stays_where_it_is():
     data = Items([molecule() for _ in range(4)])
     before = data._data.x

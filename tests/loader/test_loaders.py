@@ -7,15 +7,16 @@ from typing import Any
 
 import pytest
 import torch
-import torch_geometric.typing
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.loader import LinkNeighborLoader, NeighborLoader, NodeLoader
 from torch_geometric.nn import SAGEConv, to_hetero
 from torch_geometric.nn.models import GraphSAGE
 from torch_geometric.sampler import (
+    BaseSampler,
     BidirectionalNeighborSampler,
     NeighborSampler,
     NodeSamplerInput,
+    SamplerOutput,
 )
 
 import pyg_accel
@@ -148,7 +149,6 @@ def test_weights_and_times_of_edges_need_no_pyg_lib(data: Data, options: dict[st
 def test_no_warning_asks_for_pyg_lib(data: Data, recwarn: pytest.WarningsRecorder):
     NeighborLoader(data, [3])
     assert not [w for w in recwarn if "pyg-lib" in str(w.message)]
-    assert not torch_geometric.typing.WITH_WEIGHTED_NEIGHBOR_SAMPLE  # nothing of PyG is changed
 
 
 def test_an_index_may_be_a_mask_and_data_a_sparse_matrix(data: Data):
@@ -259,9 +259,6 @@ def test_targets_that_do_not_exist_are_refused(bad: int, backward: bool, is_sort
 
 NEEDED = {
     "HGTLoader(typed, [4], input_nodes='a')": "'HGTSampler' requires 'torch-sparse'",
-    "ShaDowKHopSampler(data, 2, 3)": "'ShaDowKHopSampler' requires 'torch-sparse'",
-    "ClusterData(data, 3)": "'ClusterData' requires either 'pyg-lib' or 'torch-sparse'",
-    "GraphSAINTNodeSampler(data, 10)": "'SparseTensor' requires 'torch-sparse'",
     "NeighborSampler(data.edge_index, [3])": "'SparseTensor' requires 'torch-sparse'",
 }
 SCRIPT = """
@@ -321,3 +318,73 @@ def test_batches_on_a_gpu_that_is_not_there_are_refused():
         pyg_accel.patch(loader="meta")
     with pytest.raises(ValueError, match="'loader'"):
         pyg_accel.patch(GraphSAGE(3, 4, 1), loader="cpu")
+
+
+class OfNodes(BaseSampler):
+    """Not a NeighborSampler."""
+
+    def sample_from_edges(self, index, neg_sampling=None):
+        raise NotImplementedError
+
+
+class Fixed(OfNodes):
+    """Returns the same edges for all nodes."""
+
+    def sample_from_nodes(self, index, **kwargs):
+        ends = torch.arange(2)
+        return SamplerOutput(node=torch.arange(9), row=ends, col=ends.flip(0), edge=ends,
+                             metadata=(index.input_id, index.time))  # fmt: skip
+
+
+class AnswersAll(Fixed):
+    """Has every attribute that it is asked for."""
+
+    def __getattr__(self, name):
+        return lambda *args: None
+
+
+class AnswersNone(Fixed):
+    def __getattr__(self, name):
+        raise RuntimeError(f"asked for {name}")
+
+
+class Wraps(OfNodes):
+    """Asks a sampler of PyG."""
+
+    def __init__(self, data):
+        self.inner = NeighborSampler(data, [2])
+
+    def sample_from_nodes(self, index, **kwargs):
+        return self.inner.sample_from_nodes(index)
+
+
+@pytest.mark.parametrize("loader", [None, "cpu"])
+@pytest.mark.parametrize("make", [Fixed, AnswersAll, AnswersNone])
+def test_samplers_of_users_are_left_alone(make, loader):
+    data = Data(x=torch.randn(50, 2), edge_index=torch.randint(50, (2, 300)))
+
+    def batches():
+        return [batch.to_dict() for batch in NodeLoader(data, make(), batch_size=10)]
+
+    expected = batches()
+    with pyg_accel.patched(loader=loader):
+        found = batches()
+    assert len(found) == len(expected) == 5
+    for ours, stock in zip(found, expected, strict=True):
+        assert ours.keys() == stock.keys() and torch.equal(ours["x"], stock["x"])
+
+
+def test_a_sampler_inside_of_another_stays_on_the_cpu(monkeypatch):
+    """Whoever wraps it reads its results there, and so does the loader."""
+    gpu = torch.device("cuda", 0)
+    monkeypatch.setattr(loading, "device_from", lambda loader: gpu)
+    monkeypatch.setattr(devices, "cuda_unavailable_reasons", lambda: [])
+    monkeypatch.setattr(devices, "readable", lambda tensor, device: tensor)
+    data = Data(x=torch.randn(50, 2), edge_index=torch.randint(50, (2, 300)))
+    with pyg_accel.patched(loader="cuda"):
+        sampler = Wraps(data)
+        assert devices.device_of(sampler.inner) == gpu
+        loader = NodeLoader(data, sampler, batch_size=10)
+        assert devices.device_of(sampler.inner).type == "cpu"
+        assert devices.why_on_cpu(sampler.inner) == "it is part of a Wraps"
+        assert sum(batch.batch_size for batch in loader) == 50

@@ -60,7 +60,6 @@ def test_columns_of_a_cbsr_are_checked_wherever_it_goes(name, backend):
     with use_backend(backend):
         for call in (
             lambda: ops.cbsr_spmm(GRAPH, cbsr),
-            lambda: ops.cbsr_linear(cbsr, torch.ones(2, width)),
             cbsr.dense,
             lambda: MaxKSAGEConv(width, 2, k=2)(cbsr, EDGES),
             lambda: MaxKSAGEConv(width, 400, k=2, aggr="max")(cbsr, EDGES),
@@ -90,8 +89,6 @@ def test_columns_are_looked_at_once_and_those_of_maxk_never(monkeypatch):
     ours = ops.maxk(X.clone().requires_grad_(), 4)
     ops.cbsr_spmm(GRAPH, ours).sum().backward()
     ours.dense()
-    ops.cbsr_linear(ours, torch.ones(2, 16))
-    CBSR.from_dense(torch.eye(3)).dense()
     assert not looked
     theirs = CBSR(ours.values.detach(), ours.indices.clone(), 16)
     for _ in range(3):
@@ -151,14 +148,6 @@ NAMED = {
     "size-bool": (lambda: Graph.from_edge_index(EDGES, size=(True, 3)), "'size' to be a whole"),
     "tile": (lambda: ops.sgt(GRAPH, tile="a"), "'tile' to be a whole number"),
     "window": (lambda: ops.sgt(GRAPH, window=1.5), "'window' to be a whole number"),
-    "seed": (
-        lambda: ops.sampled_spmm(GRAPH, X, width=1, strategy="random", seed="a"),
-        "'seed' to be a whole number",
-    ),
-    "seed-large": (
-        lambda: ops.sampled_spmm(GRAPH, X, width=1, strategy="random", seed=2**80),
-        "'seed' to be a whole number",
-    ),
     "width-bool": (lambda: ops.sampled_spmm(GRAPH, X, width=True), "'width' to be a whole"),
     "width-part": (lambda: ops.sampled_spmm(GRAPH, X, width=2.5), "'width' to be a whole"),
     "widths": (lambda: pyg_accel.sampling_rates(GRAPH, ()), "'widths' to be one or more"),
@@ -178,13 +167,12 @@ NAMED = {
     ),
     "int32": (
         lambda: ops.sampled_spmm(GRAPH, quantized(EIGHT.int(), torch.ones(3, 1)), width=2),
-        "of int8 or float8",
+        "of int8",
     ),
     "rows": (lambda: ops.spmm(GRAPH, X[:2]), "3 rows"),
     "operands": (lambda: ops.gspmm(GRAPH, "u0", X), "'operands' to be a list"),
     "reduce": (lambda: ops.gspmm(GRAPH, "u0", [X], reduce=None), "'reduce' of sum"),
     "sddmm": (lambda: ops.sddmm(GRAPH, X, None), r"'x_source' to be \[N, F\]"),
-    "weight": (lambda: ops.cbsr_linear(ops.maxk(X, 2), "w"), "'weight' to be"),
     "segments": (lambda: ops.segment_matmul(X, None, X), "'ptr' to be a tensor"),
     "ptr": (
         lambda: ops.segment_matmul(X, torch.tensor([0, 9]), torch.ones(1, 16, 2)),

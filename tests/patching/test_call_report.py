@@ -11,7 +11,8 @@ from torch_geometric.nn import DNAConv, MessagePassing, SAGEConv
 from torch_geometric.utils import softmax
 
 import pyg_accel
-from pyg_accel.call_report import record, row_of
+from pyg_accel.call_report import Report, Row, record, row_of
+from pyg_accel.settings import settings
 
 pytestmark = pytest.mark.usefixtures("always")
 
@@ -184,3 +185,73 @@ def test_calls_of_several_threads_and_of_a_row_kept_from_before_a_reset_are_all_
         thread.join()
     (row,) = pyg_accel.report(io.StringIO()).rows
     assert (row.calls, row.seconds) == (4001, 4001.0)
+
+
+def text_of(*rows: Row) -> list[str]:
+    return str(Report([*rows])).splitlines()
+
+
+def test_words_of_the_table_are_explained_where_they_occur():
+    plain = Row("SAGEConv", "mean_j u0", "cpu", "", 1, 0.1)
+    left = Row("GATConv", "", "PyG", "small: fewer than 9 edges", 1, 0.1)
+    deferred = Row("GATConv", "softmax_j add(u0,v1)", "deferred", "", 1, 0.1)
+    both = Row("RGCNConv", "mean_j u0", "cpu+reference", "", 1, 0.1)
+    legends = {"u0, v1, e2:": [plain, deferred, both], "deferred:": [deferred],
+               "cpu+reference:": [both], "What that gains:": [plain, deferred, both]}  # fmt: skip
+    for row in (plain, left, deferred, both):
+        lines = text_of(row)
+        for start, rows in legends.items():
+            assert any(line.startswith(start) for line in lines) == (row in rows), (start, lines)
+
+
+def test_what_was_accelerated_is_counted_by_layer_where_not_all_was():
+    rows = [Row("GCNConv", "sum_j mul(e0,u1)", "cpu", "", 440, 4.0),
+            Row("scatter", "", "PyG", "no", 110)]  # fmt: skip
+    lines = text_of(*rows)
+    assert lines[0] == "pyg_accel: 440 of 550 forward calls accelerated"
+    assert "accelerated: GCNConv 440 of 440, scatter 0 of 110" in lines
+    assert not any(line.startswith("accelerated:") for line in text_of(rows[0]))
+    assert not any(line.startswith("accelerated:") for line in text_of(rows[1]))
+
+
+def test_loaders_have_a_table_of_their_own():
+    rows = [Row("NeighborLoader", "neighbors [4]", "this process", "", 5, 1.0, is_forward=False),
+            Row("GCNConv", "sum_j mul(e0,u1)", "cpu", "", 2, 0.5)]  # fmt: skip
+    lines = text_of(*rows)
+    heads = [i for i, line in enumerate(lines) if line.split()[:1] in (["layer"], ["loader"])]
+    assert lines[heads[0] + 2].startswith("GCNConv") and lines[heads[1] - 1] == ""
+    assert lines[heads[1]].endswith("ms a batch") and lines[heads[1] + 2].startswith("Neighbor")
+
+
+def test_rows_of_a_layer_are_side_by_side():
+    x, few, many = torch.randn(9, 4), torch.arange(20).view(2, 10) % 9, torch.randint(9, (2, 90))
+    first, second = SAGEConv(4, 4), DNAConv(20, groups=2)
+    with pyg_accel.patched():
+        for edges in (few, many):
+            first(x, edges)
+            second(torch.randn(9, 2, 20), edges)
+        with pyg_accel.use_backend("reference"):
+            first(x, many)
+    layers = [row.layer for row in pyg_accel.report(io.StringIO()).rows]
+    assert [name for i, name in enumerate(layers) if i == 0 or layers[i - 1] != name] in (
+        ["SAGEConv", "DNAConv"], ["DNAConv", "SAGEConv"],
+    )  # fmt: skip
+
+
+def test_calls_that_are_too_small_are_timed(tmp_path):
+    file = tmp_path / "new.json"  # every call on a new graph is too small
+    file.write_text('{"cpu": {"size": {"launch_us": 1e-6, "gigabytes": 1.0, "edge_ns": 1e6}}}')
+    settings.always, settings.tuning = False, str(file)
+    layer, x, edges = SAGEConv(4, 4), torch.randn(9, 4), torch.randint(9, (2, 30))
+    with pyg_accel.patched():
+        for _ in range(5):
+            layer(x, edges.clone())
+    rows = pyg_accel.report(io.StringIO()).rows
+    left = [row for row in rows if row.reason.startswith("small")]
+    assert sum(row.calls for row in left) >= 4
+    assert all(row.seconds > 0 for row in rows)
+
+
+def test_times_that_were_not_taken_are_a_dash():
+    lines = text_of(Row("GCNConv", "sum_j mul(e0,u1)", "torch.compile", "", 1))
+    assert lines[3].split()[-2:] == ["-", "-"]

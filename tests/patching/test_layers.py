@@ -196,8 +196,8 @@ LAYERS = {
     ),
     # Networks on every edge.
     "nn": Layer(lambda: pyg.NNConv(16, 8, linear(8, 128)), with_features(8)),
-    "sage-median": Layer(lambda: pyg.SAGEConv(16, 8, aggr="median")),
     # Messages that no formula says: PyG's own path, with the reason.
+    "sage-median": Layer(lambda: pyg.SAGEConv(16, 8, aggr="median")),
     "sage-lstm": Layer(
         lambda: pyg.SAGEConv(16, 8, aggr="lstm"),
         lambda world: (
@@ -220,7 +220,7 @@ LAYERS = {
 }
 
 
-LEFT_TO_PYG = ("sage-lstm", "dna-groups")
+LEFT_TO_PYG = ("sage-lstm", "sage-median", "dna-groups")
 
 
 def build(name: str) -> torch.nn.Module:

@@ -141,7 +141,7 @@ def test_results_of_inference_mode_and_of_training_are_the_same_tensors():
 
 def test_a_layer_borrows_and_gets_a_copy_of_what_it_has_already():
     edges = torch.randint(0, 9, (2, 30))
-    before = running.begin(None)
+    before = running.begin()
     index, weight = remembered(norm, edges)
     assert len(running.lent) == 2
     again, more = remembered(norm, edges)
@@ -149,7 +149,7 @@ def test_a_layer_borrows_and_gets_a_copy_of_what_it_has_already():
     assert again is not index
     assert more is not weight
     assert len(running.end(before)) == 2
-    before = running.begin(None)
+    before = running.begin()
     assert remembered(norm, edges)[0] is index
     assert running.end(before) == [index, weight]
     assert running.lent is None
@@ -481,6 +481,7 @@ def test_unpatch_forgets_everything(always, stored_graphs):
     with pyg_accel.patched():
         model(x, edges)
         assert stored_graphs() > 0
+    pyg_accel.unpatch()
     assert stored_graphs() == len(results()) == 0
 
 

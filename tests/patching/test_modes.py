@@ -13,10 +13,8 @@ from torch_geometric.nn import (
     GATConv,
     GCNConv,
     HeteroConv,
-    MedianAggregation,
     RGCNConv,
     SAGEConv,
-    global_mean_pool,
 )
 
 import pyg_accel
@@ -68,14 +66,6 @@ def hetero(x: Tensor, edges: Tensor) -> Any:
     return lambda x, edges: conv({"a": x}, {("a", str(i), "a"): edges for i in range(3)})["a"]
 
 
-def pooled(x: Tensor, edges: Tensor) -> Any:
-    return lambda x, edges: global_mean_pool(x, edges[0].sort().values[:N])
-
-
-def median(x: Tensor, edges: Tensor) -> Any:
-    return lambda x, edges: MedianAggregation()(x, edges[0].sort().values[:N])
-
-
 MODELS: dict[str, Any] = {
     "sage": lambda *_: SAGEConv(F, 3),
     "gcn": lambda *_: GCNConv(F, 3),
@@ -83,8 +73,6 @@ MODELS: dict[str, Any] = {
     "edge": lambda *_: EdgeConv(torch.nn.Linear(2 * F, 3)),
     "relations": relational,
     "hetero": hetero,
-    "pooled": pooled,
-    "median": median,
 }
 
 

@@ -21,7 +21,16 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch_geometric import utils
 from torch_geometric.explain import Explainer, GNNExplainer
-from torch_geometric.nn import GCN, GATConv, GCNConv, GINConv, GraphSAGE, MessagePassing, SAGEConv
+from torch_geometric.nn import (
+    GCN,
+    GATConv,
+    GCNConv,
+    GINConv,
+    GraphSAGE,
+    MessagePassing,
+    SAGEConv,
+    global_mean_pool,
+)
 from torch_geometric.nn.aggr import Aggregation, SumAggregation
 from torch_geometric.nn.conv import gcn_conv
 
@@ -130,6 +139,7 @@ def test_a_class_rendered_under_patch_is_as_stock_would_have_made_it(x, edge_ind
     with pyg_accel.patched():
         made = ours()
         made(x, edge_index)
+    pyg_accel.unpatch()  # programs stay until then
     assert vars(ours).keys() == vars(stock).keys()
     assert vars(ours)["_orig_propagate"] is vars(stock)["_orig_propagate"]
     assert not any(hasattr(value, "__original_fn") for value in vars(ours).values())
@@ -663,6 +673,16 @@ class WithoutSize(MessagePassing):
 
     def aggregate(self, inputs: Tensor, index: Tensor) -> Tensor:
         return self.aggr_module(inputs, index)
+
+
+def test_readouts_are_pygs_and_so_are_quantiles_of_messages(x, edge_index, ran):
+    groups, layer = edge_index[1].sort().values[:N], SAGEConv(x.size(1), 3, aggr="median")
+    expected = global_mean_pool(x, groups), layer(x, edge_index)
+    with pyg_accel.patched():
+        assert torch.equal(global_mean_pool(x, groups), expected[0])
+        assert ran() == {}
+        assert torch.equal(layer(x, edge_index), expected[1])
+    assert [text[:1] for text in ran()["SAGEConv"]] == ["["]
 
 
 @pytest.mark.parametrize("aggr", ["sum", "mean", "max", "std"])

@@ -152,6 +152,7 @@ def test_threads_add_layers_while_others_look_at_all_of_them(x: Tensor, edge_ind
     layer, held = SAGEConv(6, 4), []
     with pyg_accel.patched():
         layer(x, edge_index)
+
         def add(_: int) -> None:
             for _ in range(20):
                 held.append(SAGEConv(6, 4))

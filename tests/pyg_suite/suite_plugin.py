@@ -21,10 +21,9 @@ import pyg_accel
 def pytest_configure() -> None:
     if os.environ["PYG_SUITE_MODE"] == "patched":
         pyg_accel.patch()
-        # Tests of samplers run without what PyG's sampler needs.
+        # Tests that want pyg-lib run with ours, which is no package that is installed.
         has_package = decorators.has_package
         decorators.has_package = lambda name: name == "pyg_lib" or has_package(name)
-        decorators.WITH_PYG_LIB = True
         torch_geometric.typing.WITH_TORCH_SPARSE = False
 
 

@@ -1,6 +1,7 @@
 """PyG's own tests of `torch_geometric.nn`, loaders and samplers, stock and under ``patch()``.
 
 ``PYG_SRC`` names a checkout of PyG at the installed version. What passes stock must pass patched.
+Those of layers belong to the full tier; all of them are run by ``make test-pyg``.
 """
 
 import json
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-FOLDERS = ("nn", "loader", "sampler")
+LAYERS, ALL = ("nn/conv",), ("nn", "loader", "sampler")
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 
@@ -25,6 +26,7 @@ ROUNDING = {
     # one call fused, the other not: PyG's as its graph is new, or because it returns the weights
     "test_gat_conv::test_gat_conv[True]",
     "test_gatv2_conv::test_gatv2_conv[True]",
+    "test_transformer_conv::test_transformer_conv[True-None]",
     # with torch-sparse: a SparseTensor, which runs as SpMM in its own order, against an edge_index
     "test_message_passing::test_my_static_graph_conv",
 }
@@ -37,7 +39,7 @@ OF_PYG_LIB = {
 
 
 def outcomes(
-    source: Path, folder: Path, mode: str, **variables: str
+    source: Path, folders: tuple[str, ...], folder: Path, mode: str, **variables: str
 ) -> tuple[dict[str, str], dict[str, object]]:
     """Run the suite in a process of its own; return test -> outcome, and what was accelerated."""
     junit, facts = folder / f"{mode}.xml", folder / f"{mode}.json"
@@ -53,7 +55,7 @@ def outcomes(
         [sys.executable, "-m", "pytest", "-q", "-p", "suite_plugin", "-p", "no:cacheprovider",
          "-c", os.devnull, f"--rootdir={source / 'test'}", f"--confcutdir={source / 'test'}",
          "-W", "ignore", "--tb=native", f"--junitxml={junit}",
-         *(str(source / "test" / folder) for folder in FOLDERS)],
+         *(str(source / "test" / name) for name in folders)],
         cwd=work, env=environment, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert ran.returncode in (0, 1), ran.stdout[-3000:] + ran.stderr[-3000:]
@@ -75,22 +77,37 @@ def outcomes(
 def source() -> Path:
     if not os.environ.get("PYG_SRC"):
         pytest.skip("PYG_SRC does not name a checkout of PyG")
-    return Path(os.environ["PYG_SRC"])
+    return Path(os.environ["PYG_SRC"]).resolve()
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(LAYERS, id="layers"),
+        pytest.param(ALL, id="all", marks=pytest.mark.pyg_suite),
+    ],
+)
+def folders(request: pytest.FixtureRequest) -> tuple[str, ...]:
+    return request.param
 
 
 @pytest.fixture(scope="module")
-def stock(source: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    found, _ = outcomes(source, tmp_path_factory.mktemp("stock"), "stock")
-    assert sum(outcome == "passed" for outcome in found.values()) > 2500, "it was not collected"
+def stock(
+    source: Path, folders: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, str]:
+    found, _ = outcomes(source, folders, tmp_path_factory.mktemp("stock"), "stock")
+    passed = sum(outcome == "passed" for outcome in found.values())
+    assert passed > (2500 if folders == ALL else 250), "it was not collected"
     return found
 
 
+@pytest.mark.full
 @pytest.mark.slow
-@pytest.mark.pyg_suite
-@pytest.mark.parametrize(("always", "least"), [("", 2000), ("1", 5000)])
-def test_whatever_passes_stock_passes_patched(always, least, source, stock, tmp_path) -> None:
-    ours, facts = outcomes(source, tmp_path, "patched", PYG_ACCEL_ALWAYS=always)
-    assert facts["accelerated"] > least, "next to nothing ran accelerated"
+@pytest.mark.parametrize("always", ["", "1"], ids=["defaults", "always"])
+def test_whatever_passes_stock_passes_patched(always, source, folders, stock, tmp_path) -> None:
+    ours, facts = outcomes(source, folders, tmp_path, "patched", PYG_ACCEL_ALWAYS=always)
+    least = {(LAYERS, ""): 700, (LAYERS, "1"): 1000, (ALL, ""): 2000, (ALL, "1"): 5000}
+    assert facts["accelerated"] > least[folders, always], "next to nothing ran accelerated"
     passed = {name for name, outcome in stock.items() if outcome == "passed"}
     lost = sorted(name for name in passed - ROUNDING if ours.get(name) != "passed")
     assert not lost, "\n".join(f"{name} {ours.get(name, 'missing')}" for name in lost)

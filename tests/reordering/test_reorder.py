@@ -162,10 +162,9 @@ def test_the_same_graph_gives_the_same_order_for_any_number_of_threads(method):
     assert all(torch.equal(order, orders[0]) for order in orders)
 
 
-def test_the_result_prints_locality_before_and_after(data):
+def test_the_result_prints_its_size_and_times(data):
     text = str(pyg_accel.reorder(data))
     assert text.startswith("community: 60 nodes, 400 edges, found in ")
-    assert "edges per distinct column" in text
 
 
 @pytest.mark.parametrize(

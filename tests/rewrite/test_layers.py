@@ -6,7 +6,6 @@ from torch import Tensor
 from torch_geometric import nn
 
 from pyg_accel import layers
-from pyg_accel.native import cpu_unavailable_reasons
 from pyg_accel.rewrite import associations
 from pyg_accel.rewrite.layer import RewrittenLayer
 from pyg_accel.rewrite.select import Options
@@ -223,17 +222,6 @@ def test_the_bill_of_maxk_has_its_primitives():
     assert all("sspmm" in names and "spmm" not in names for names in sparse)
     assert all(names.count("maxk") == 1 for names in works.values())
     assert any("spmm" in names and "cbsr_spmm" not in names for names in works.values())
-
-
-@pytest.mark.skipif(bool(cpu_unavailable_reasons()), reason="needs the CPU extension")
-def test_compressed_rows_are_multiplied_if_a_backend_can():
-    conv = layers.MaxKSAGEConv(64, 32, k=8)
-    found = associations(conv, torch.randn(40, 64), graph(), train=True)
-    works = {str(tree): [w.name for w in found.bills[tree].all] for tree in found.promoted}
-    # Forward, and a gradient for the weight and for what was kept.
-    assert works["(mean(A·(maxk(X)·W)) + (maxk(X)·V) + b)"].count("cbsr_mm") == 6
-    assert any("cbsr_spmm" in names and "cbsr_mm" in names for names in works.values())
-    assert any("cbsr_mm" not in names for names in works.values())
 
 
 @pytest.mark.usefixtures("always")

@@ -306,3 +306,14 @@ def test_the_report_says_once_why_a_rewritten_layer_was_left_to_pyg(report_of):
         fast(*args)
     # Beside the layer, what its aggregation asks for has a row.
     assert sum(row.calls for row in report_of() if row.layer == "SAGEConv") == 2
+
+
+def test_an_assertion_without_text_names_what_was_asserted():
+    """PyG asserts what it expects of arguments that it cannot use."""
+    model, (x, edge_index) = nn.GraphSAGE(12, 8, 2), inputs()
+    too_many = (None, None, None, None, 3, 4)
+    with pytest.raises(AssertionError) as stock:
+        model(x, edge_index, *too_many)
+    assert str(stock.value) == ""
+    with pytest.raises(ValueError, match=r"do not fit GraphSAGE: assert isinstance"):
+        optimize(model, x, edge_index, *too_many)

@@ -10,13 +10,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 import torch_geometric.nn as nn
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from torch_geometric.data import Data
 from torch_geometric.nn import global_mean_pool
+from torch_geometric.typing import Adj
 
 import pyg_accel
 from pyg_accel import optimize, plan
-from pyg_accel.rewrite.optimized import rewritten_layers
+from pyg_accel.rewrite.optimized import OptimizedModel, rewritten_layers
 
 N, E = 60, 500
 
@@ -347,3 +349,56 @@ def test_a_layer_that_is_never_called_says_so():
 
     found = {layer.path: layer.reasons for layer in plan(Net(), *inputs()).layers}
     assert found == {"a": (), "b": ("it was not called",)}
+
+
+class Deep(torch.nn.Module):
+    """Layers inside of other modules, and names that only this file has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.SAGEConv(12, 12)
+        self.inner = torch.nn.ModuleList([nn.SAGEConv(12, 5)])
+        self.factor = 2.0
+
+    def forward(self, x: Tensor, edge_index: Adj) -> Tensor:
+        x = self.first(x, edge_index).relu()
+        for conv in self.inner:
+            x = conv(x, edge_index) * self.factor
+        return x
+
+
+WHOLE = {
+    "own": Deep,
+    "GraphSAGE": lambda: nn.GraphSAGE(12, 5, 2),
+    "GCN": lambda: nn.GCN(12, 5, 2, norm="batch_norm"),
+    "GIN": lambda: nn.GIN(12, 5, 2),
+}
+KINDS = [("a", "to", "b"), ("b", "to", "a")]
+
+
+@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("name", ["own", "GraphSAGE", "GIN"])
+def test_an_optimised_model_becomes_heterogeneous(name, train):
+    model = WHOLE[name]().eval()
+    x, edge_index = inputs()
+    fast = pyg_accel.optimize(model, x, edge_index, train=train)
+    features, edges = {"a": x, "b": -x}, {kind: edge_index.roll(i) for i, kind in enumerate(KINDS)}
+    stock, ours = (nn.to_hetero(m, (["a", "b"], KINDS)).eval() for m in (model, fast))
+    ours.load_state_dict(stock.state_dict())
+    torch.testing.assert_close(ours(features, edges), stock(features, edges))
+    torch.testing.assert_close(fast(x, edge_index), model(x, edge_index))
+    stock = nn.to_hetero_with_bases(model, (["a", "b"], KINDS), 2) if name == "own" else None
+    assert stock is None or nn.to_hetero_with_bases(fast, (["a", "b"], KINDS), 2) is not None
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.*is deprecated")
+@pytest.mark.parametrize("name", WHOLE)
+def test_an_optimised_model_is_scripted_as_the_model_is(name):
+    model = WHOLE[name]().eval()
+    x, edge_index = inputs()
+    fast = pyg_accel.optimize(model, x, edge_index)
+    out = torch.jit.script(fast)(x, edge_index)
+    torch.testing.assert_close(out, model(x, edge_index))
+    again = pickle.loads(pickle.dumps(fast))
+    assert isinstance(again, OptimizedModel) and isinstance(copy.copy(fast), OptimizedModel)
+    torch.testing.assert_close(again(x, edge_index), model(x, edge_index))

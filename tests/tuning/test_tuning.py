@@ -5,17 +5,19 @@ import os
 
 import pytest
 import torch
+from torch_geometric.nn import SAGEConv
 
 import pyg_accel
 from pyg_accel import __main__ as program
+from pyg_accel import tuned as reading
 from pyg_accel.backends.cuda import sddmm
 from pyg_accel.backends.triton import launch
 from pyg_accel.machine import Device, Gpu
+from pyg_accel.patching import size
 from pyg_accel.patching.size import SHIPPED, Costs, costs
-from pyg_accel.rewrite.cost.timing import Laps
 from pyg_accel.settings import Settings, settings
 from pyg_accel.tuned import tuned, tuning_file
-from pyg_accel.tuning import launching, sizes, tune
+from pyg_accel.tuning import sizes, tune
 
 OTHER = Device("cuda", "NVIDIA L4")
 FIVE, SEVEN = ({"size": dict(zip(Costs._fields, (n, 1.0, 1.0), strict=True))} for n in (5.0, 7.0))
@@ -125,31 +127,12 @@ def test_a_file_that_does_not_exist_is_named(tmp_path):
         costs("cpu")
 
 
-def test_launch_parameters_of_a_device_come_before_the_shipped_ones(tuning):
-    launch.table.cache_clear()
-    shipped = launch.table("NVIDIA L4")
-    mine = {**shipped["short-4"], "unroll": 16}
-    tuning({OTHER.slug: {"launch": {"short-4": mine}}})
-    launch.table.cache_clear()
-    assert launch.table("NVIDIA L4") == {**shipped, "short-4": mine}
-    assert launch.table("NVIDIA A100") == shipped
-    launch.table.cache_clear()
-
-
-@pytest.mark.parametrize("entry", [{"unroll": 0}, {"unroll": "4"}, 4])
-def test_malformed_launch_parameters_are_named(entry, tuning):
-    tuning({OTHER.slug: {"launch": {"short-4": entry}}})
-    launch.table.cache_clear()
-    with pytest.raises(ValueError, match=r"expected launch parameters in '.*tuning\.json'"):
-        launch.table("NVIDIA L4")
-
-
 def test_a_cpu_is_tuned_and_its_numbers_are_used(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sizes, "EDGES", {"cpu": 20_000})
     monkeypatch.setattr(sizes, "LAP", 1e-3)
     file = tmp_path / "folder" / "tuning.json"
     file.parent.mkdir()
-    file.write_text(json.dumps({"nvidia_l4": {"launch": {}}}))
+    file.write_text(json.dumps({"nvidia_l4": FIVE}))
     settings.tuning = str(file)
     assert program.main(["tune", "--device", "cpu"]) == 0
     said = capsys.readouterr().out
@@ -171,29 +154,6 @@ def test_what_cannot_be_tuned_is_said(tmp_path, capsys):
     settings.tuning = str(tmp_path)  # a folder
     assert program.main(["tune", "--device", "cpu"]) == 2
     assert "Is a directory" in capsys.readouterr().err
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="Triton's kernels run interpreted")
-def test_the_fastest_launch_parameter_is_found(monkeypatch):
-    pytest.importorskip("triton")
-    launch.table.cache_clear()
-    before = dict(launch.table("interpreter")["short-4"])
-    seen = []
-
-    def timed(call, device):
-        unroll = launch.table("interpreter")["short-4"]["unroll"]
-        seen.append(unroll)
-        (out,) = call()
-        assert torch.isfinite(out).all()
-        return Laps(float(abs(unroll - 2) + 1), 1.0, 3)
-
-    monkeypatch.setattr(launching, "timed", timed)
-    graph = pyg_accel.Graph.from_edge_index(torch.randint(10, (2, 160)), (10, 10))
-    case = launching.Case(graph, torch.rand(160))
-    best = launching.best_parameters("short", 4, [case], {"unroll": (1, 2, 4)}, (8,), "interpreter")
-    assert seen == [1, 2, 4]
-    assert best == {**before, "unroll": 2}
-    assert launch.table("interpreter")["short-4"] == before
 
 
 @pytest.mark.parametrize(
@@ -220,3 +180,85 @@ def test_slower_memory_and_a_slower_l2_move_the_slices_of_dots():
 
     assert width(h200) == 256
     assert width(l4) < 256
+
+
+GOOD = {"launch_us": 12, "gigabytes": 5.0, "edge_ns": 0.01}
+NO_NUMBERS = ["1e400", "-1e400", "NaN", "true", "false", "null", '"5"', "[5]", "0", "1e-400", "-1",
+              "1e308", "1" + 400 * "0"]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", NO_NUMBERS, ids=lambda text: text[:6])
+@pytest.mark.parametrize("name", GOOD)
+def test_costs_that_no_machine_has_are_named(name, text, tuning, capsys, monkeypatch):
+    parts = [f'"{key}": {text if key == name else value}' for key, value in GOOD.items()]
+    tuning(f'{{"cpu": {{"size": {{{", ".join(parts)}}}}}}}')
+    with pytest.raises(ValueError, match=rf"expected tuned parameters in '.*{name} of 'cpu'"):
+        costs("cpu")
+    monkeypatch.setattr("pyg_accel.doctor.examine", list)
+    assert program.main(["doctor"]) == 1
+    assert f"{name} of 'cpu'" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_costs_that_are_missing_are_named(name, tuning):
+    tuning({"cpu": {"size": {key: value for key, value in GOOD.items() if key != name}}})
+    with pytest.raises(ValueError, match=r"expected launch_us.*json' \(got"):
+        costs("cpu")
+
+
+@pytest.mark.parametrize(
+    "content", ['{"dependencies": {"torch": "2.13"}}', '{"a": {}}', "[" * 100_000, '{"cpu": null}']
+)
+def test_files_of_others_are_not_written(content, tuning, capsys, monkeypatch):
+    tuning(content)
+    monkeypatch.setattr("pyg_accel.tuning.measure_costs", None)
+    assert program.main(["tune", "--device", "cpu"]) == 2
+    assert f"expected tuned parameters in '{tuning_file()}'" in capsys.readouterr().err
+    assert tuning_file().read_text() == content
+    monkeypatch.setattr("pyg_accel.doctor.examine", list)
+    assert program.main(["doctor"]) == 1
+
+
+@pytest.fixture
+def no_home(monkeypatch):
+    """A user without a name and without a folder, as in containers."""
+
+    def unknown(uid):
+        raise KeyError(f"getpwuid(): uid not found: {uid}")
+
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    settings.tuning = None
+    for cache in (reading._read, size._in_force):
+        cache.cache_clear()
+    yield
+    for cache in (reading._read, size._in_force):
+        cache.cache_clear()
+
+
+def test_without_a_home_the_numbers_of_the_package_hold(no_home, capsys, monkeypatch):
+    assert costs("cpu") == SHIPPED["cpu"]
+    layer, edges = SAGEConv(4, 4), torch.randint(10, (2, 40))
+    x = torch.randn(10, 4)
+    expected = layer(x, edges)
+    with pyg_accel.patched():
+        torch.testing.assert_close(layer(x, edges), expected)
+    monkeypatch.setattr("pyg_accel.doctor.examine", list)
+    program.main(["doctor"])
+    assert "the numbers of the package" in capsys.readouterr().out
+
+
+def test_without_a_home_there_is_nowhere_to_write(no_home, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("pyg_accel.tuning.measure_costs", lambda kind: GOOD)
+    assert program.main(["tune", "--device", "cpu"]) == 2
+    assert "set HOME, or let PYG_ACCEL_TUNING name a file" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+    assert program.main(["tune", "--device", "cpu", "--out", str(tmp_path / "t.json")]) == 0
+    assert f"Written to {tmp_path}/t.json; to use it: export" in capsys.readouterr().out
+
+
+def test_the_home_of_a_user_that_does_not_exist_is_named():
+    settings.tuning = "~nobody-of-this-name/tuning.json"
+    with pytest.raises(ValueError, match="no home folder for '~nobody-of-this-name/tuning"):
+        costs("cpu")

@@ -6,8 +6,7 @@ One training step of each program of `examples/applications`, on a small instanc
 with the setting that accelerates every size. `report()` gives the formulas of its layers, and a
 formula is taken apart into what DGL would call for it: `u_mul_e_add_v` multiplies values of sources
 and edges and adds the products up over targets, `u_add_v_copy_e` leaves sums of both ends on the
-edges. Readouts and gradients of embeddings are in `report()` too, but belong to no layer of a
-graph, and are left out. Calls are those of the forward pass.
+edges. Calls are those of the forward pass.
 """
 
 import ast
@@ -24,7 +23,6 @@ from benchmarks.tools.variants import report
 from pyg_accel.settings import settings
 
 NAME = "papers/dgl_x86/primitives"
-OUTSIDE = ("scatter",)  # rows of `report()` that are of no layer
 REDUCES = {"sum": "add", "prod": "mul"}  # other names are the same
 COMMUTES = ("add", "mul", "dot")
 ORDER = "uve"  # of the operands of these
@@ -155,10 +153,7 @@ def rows_of(application: Application) -> Iterator[dict[str, Any]]:
     torch.manual_seed(0)
     pyg_accel.reset_report()
     step(application)
-    layers = sorted(
-        (r for r in report() if r.is_forward and r.layer not in OUTSIDE), key=lambda r: r.formula
-    )
-    for row in layers:
+    for row in sorted((r for r in report() if r.is_forward), key=lambda r: r.formula):
         if not row.formula:
             raise AssertionError(f"{application.name}: {row.layer} was left to PyG, {row.reason}")
         yield {"application": application.name, "data": application.data, "layer": row.layer,

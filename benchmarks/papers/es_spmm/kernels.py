@@ -20,7 +20,7 @@ from benchmarks.papers import tables
 from benchmarks.papers.sensei import shares
 from benchmarks.tools import results, timing
 from pyg_accel import Graph, ops, sampling_rates
-from pyg_accel.backends.sampling import STRATEGIES, Sample, Sampling, edge_factors, take
+from pyg_accel.backends.sampling import STRATEGIES, Sample, Sampling, take
 
 NAME = "papers/es_spmm/sampled_kernels"
 GRAPHS = {
@@ -31,7 +31,6 @@ QUICK_GRAPHS = {"cuda": ("reddit-like@0.1",), "cpu": ("rmat-2.7k",)}
 FEATURES = 128
 WIDTHS = {"cuda": (16, 32, 64, 128, 256, 512), "cpu": (16, 64, 256)}
 CHECKED = {"cuda": 2000, "cpu": 200}
-SEED = 1
 
 
 class Inputs:
@@ -49,7 +48,7 @@ class Inputs:
         longest = self.graph.degree.topk(min(CHECKED[device] // 100, self.nodes)).indices
         self.rows = torch.cat([self.rows, longest])
 
-    def truth(self, graph: Graph, x: Tensor, weight: Tensor | None) -> Tensor:
+    def truth(self, graph: Graph, x: Tensor) -> Tensor:
         """[rows, F] float64, sums over the entries of a graph."""
         starts, stops = graph.rowptr[self.rows].long(), graph.rowptr[self.rows + 1].long()
         counts = stops - starts
@@ -57,18 +56,12 @@ class Inputs:
         first = counts.cumsum(0) - counts
         entry = torch.arange(local.numel(), device=x.device) - first[local] + starts[local]
         total = torch.zeros(len(counts), x.size(1), dtype=torch.float64, device=x.device)
-        terms = x[graph.col[entry].long()].double()
-        if weight is not None:
-            terms = terms * weight[entry].unsqueeze(1)
-        return total.index_add_(0, local, terms)
+        return total.index_add_(0, local, x[graph.col[entry].long()].double())
 
-    def error(
-        self, out: Tensor, graph: Graph, x: Tensor, weight: Tensor | None = None, *,
-        allowed: float = 2e-5,
-    ) -> float:  # fmt: skip
+    def error(self, out: Tensor, graph: Graph, x: Tensor, *, allowed: float = 2e-5) -> float:
         """The largest error in units of what is allowed: relative to the sum of magnitudes."""
-        scale = self.truth(graph, x.abs(), weight) + 1e-6
-        off = (out[self.rows].double() - self.truth(graph, x, weight)).abs()
+        scale = self.truth(graph, x.abs()) + 1e-6
+        off = (out[self.rows].double() - self.truth(graph, x)).abs()
         return float((off / scale).max()) / allowed
 
 
@@ -121,9 +114,8 @@ def measure(inputs: Inputs, widths: Sequence[int]) -> Iterator[dict[str, Any]]:
 def one_case(inputs: Inputs, strategy: str, width: int) -> Iterator[dict[str, Any]]:
     """Rows of one strategy and width."""
     graph, x, device = inputs.graph, inputs.x, inputs.x.device.type
-    before, weights = sampled_graph(graph, strategy, width, x.device)
-    seed = torch.tensor([SEED], device=x.device)
-    how = {"width": width, "strategy": strategy, "seed": seed}
+    before = sampled_graph(graph, strategy, width)
+    how = {"width": width, "strategy": strategy}
     for storage, features in storages(x, strategy).items():
         ours = partial(ops.sampled_spmm, graph, features, **how)
         exact = features.dequantize() if scaled(features) else features
@@ -132,20 +124,13 @@ def one_case(inputs: Inputs, strategy: str, width: int) -> Iterator[dict[str, An
         check(error, f"{strategy} {width} {storage}")
         yield {"storage": storage, "backend": "sampled_spmm", **time_of(ours, device)}
     if device == "cpu" and strategy == "fastrand":
-        sampling = partial(take, graph.csr(), Sampling(width, strategy, "none"), seed)
+        sampling = partial(take, graph.csr(), Sampling(width, strategy, "none"))
         yield {"storage": "fp32", "backend": "sampling by itself, torch",
                **time_of(sampling, device)}  # fmt: skip
 
-    ones, narrow = torch.ones(graph.num_edges, device=x.device), weights.float()
-    calls = {
-        "weighted, rescaled as gcn": (weights, lambda: ops.sampled_spmm(
-            graph, x, ones, rescale="gcn", **how)),
-        "spmm, sampled before": (None, lambda: ops.spmm(before, x)),
-        "weighted spmm, sampled before": (weights, lambda: ops.spmm(before, x, narrow)),
-    }  # fmt: skip
-    for backend, (weight, call) in calls.items():
-        check(inputs.error(call(), before, x, weight), f"{backend}, {strategy} {width}")
-        yield {"storage": "fp32", "backend": backend, **time_of(call, device)}
+    sums = partial(ops.spmm, before, x)
+    check(inputs.error(sums(), before, x), f"sampled before, {strategy} {width}")
+    yield {"storage": "fp32", "backend": "spmm, sampled before", **time_of(sums, device)}
 
 
 def storages(x: Tensor, strategy: str) -> dict[str, Any]:
@@ -156,23 +141,15 @@ def storages(x: Tensor, strategy: str) -> dict[str, Any]:
         "fp32": x,
         "bf16": x.bfloat16(),
         "int8": ops.quantize(x),
-        "fp8": ops.quantize(x, torch.float8_e4m3fn),
     }
 
 
-def sampled_graph(
-    graph: Graph, strategy: str, width: int, device: torch.device
-) -> tuple[Graph, Tensor]:
-    """A graph of the same edges, sampled before, as somebody would who keeps it: sorted.
-
-    With it the weights that a GCN would give its edges, if they were 1 before: [S] float64.
-    """
-    sampling, csr = Sampling(width, strategy, "gcn"), graph.csr()
-    sample: Sample = take(csr, sampling, torch.tensor([SEED], device=device))
+def sampled_graph(graph: Graph, strategy: str, width: int) -> Graph:
+    """A graph of the same edges, sampled before, as somebody would who keeps it: sorted."""
+    sample: Sample = take(graph.csr(), Sampling(width, strategy, "none"))
     order = torch.argsort(sample.row * graph.num_cols + sample.col)
-    weights = edge_factors(csr, sample, sampling)[order]
     col = sample.col[order].contiguous()
-    return Graph.from_csr(sample.rowptr, col, num_cols=graph.num_cols), weights
+    return Graph.from_csr(sample.rowptr, col, num_cols=graph.num_cols)
 
 
 def check(error: float, what: str) -> None:

@@ -40,6 +40,7 @@ from benchmarks.tools.graphs import community_task
 from benchmarks.tools.timing import in_turns
 from benchmarks.tools.variants import epoch_of
 from pyg_accel import Graph, ops, sampling_rates
+from pyg_accel.backends.sampling import STRATEGIES
 
 CONVS = {"GCN": GCNConv, "GraphSAGE": SAGEConv}
 EPOCHS, HIDDEN, MAX_DROP, SEEDS, ROUNDS = 60, 64, 0.01, 3, 5
@@ -118,8 +119,8 @@ def chosen_widths(name: str, device: str, quick: bool) -> Iterator[dict[str, Any
         model = model_of(conv, data, learned=True, epochs=10 if quick else EPOCHS)
         with pyg_accel.patched(model):
             exact, test_all = (accuracy(model, data, m) for m in (data.val_mask, data.test_mask))
-            for strategy in ("bucket", "fastrand", "random"):
-                for rescale in ("row", "gcn", "none") if conv is GCNConv else ("row",):
+            for strategy in STRATEGIES:
+                for rescale in ("row", "none") if conv is GCNConv else ("row",):
                     found = False
                     for width, share in sampling_rates(counts, widths).items():
                         with pyg_accel.sampled(width, strategy, rescale=rescale):
@@ -140,15 +141,11 @@ def by_width(name: str, device: str, quick: bool) -> Iterator[dict[str, Any]]:
     for kind, conv in CONVS.items():
         model = model_of(conv, data, learned=learns(name))
         stock = copy.deepcopy(model)
-        # The weights of a GCN are those of the degrees; means need nothing.
-        rescale = "gcn" if conv is GCNConv else "row"
 
-        def how(width: int, rescale: str = rescale) -> AbstractContextManager[None]:
-            if width <= 0:
-                return nullcontext()
-            return pyg_accel.sampled(width, "fastrand", rescale=rescale)
+        def how(width: int) -> AbstractContextManager[None]:
+            return pyg_accel.sampled(width, "fastrand") if width > 0 else nullcontext()
 
-        def inference(width: int, model: Net = model, stock: Net = stock, how: Any = how) -> None:
+        def inference(width: int, model: Net = model, stock: Net = stock) -> None:
             with torch.no_grad(), how(width):
                 (stock if width < 0 else model)(data.x, data.edge_index)
 

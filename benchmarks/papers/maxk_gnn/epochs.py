@@ -7,8 +7,8 @@
 3 layers, 256 hidden, 40 classes, random features; an epoch is forward, backward and Adam. Two
 shapes: `paper`, a linear map, three layers behind a nonlinearity, a linear map, which is what the
 MaxK-GNN paper trains; and `PyG`, the stack of `torch_geometric.nn.models`, whose first layer
-aggregates the input features themselves and stays dense. Both are converted by `to_maxk`. Stock PyG
-gets torch's CSR matrix, which is faster than an edge_index and runs where that is out of memory;
+aggregates the input features themselves and stays dense, converted by `to_maxk`. Stock PyG gets
+torch's CSR matrix, which is faster than an edge_index and runs where that is out of memory;
 GCN's self-loops make it slower there, as in PyG. `ReLU, no edges` is the limit of Amdahl's law.
 
 Before anything is timed a MaxK layer is compared with PyG's on masked features, gradients included.

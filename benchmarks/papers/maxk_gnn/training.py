@@ -35,7 +35,7 @@ from benchmarks.tools import datasets, plot, results, tasks
 from benchmarks.tools.graphs import community_task
 from benchmarks.tools.timing import captured
 from benchmarks.tools.variants import epoch_of
-from pyg_accel.layers import MaxK
+from pyg_accel.layers import MaxK, MaxKGCNConv, MaxKGINConv, MaxKSAGEConv
 
 FOLDER = "papers/maxk_gnn"
 DATASETS = ("Cora", "CiteSeer", "twitch-fr", "facebook-pages", "cornell5")
@@ -49,6 +49,11 @@ CONVS: dict[str, Callable[[int], Module]] = {
     "GCN": lambda hidden: GCNConv(hidden, hidden),
     "GIN": lambda hidden: GINConv(Linear(hidden, hidden)),
 }
+MAXK_CONVS: dict[str, Callable[[int, int], Module]] = {
+    "SAGE": lambda hidden, k: MaxKSAGEConv(hidden, hidden, k=k),
+    "GCN": lambda hidden, k: MaxKGCNConv(hidden, hidden, k=k),
+    "GIN": lambda hidden, k: MaxKGINConv(Linear(hidden, hidden), k=k),
+}
 
 
 class Network(Module):
@@ -59,27 +64,29 @@ class Network(Module):
     """
 
     def __init__(
-        self, kind: str, inputs: int, hidden: int, classes: int, *, dropout: float = 0.0,
+        self, k: int, kind: str, inputs: int, hidden: int, classes: int, *, dropout: float = 0.0,
         norm: bool = False,
     ) -> None:  # fmt: skip
         super().__init__()
         self.first, self.last = Linear(inputs, hidden), Linear(hidden, classes)
-        self.convs = ModuleList(CONVS[kind](hidden) for _ in range(LAYERS))
+        self.act = torch.nn.Identity() if k else ReLU()  # MaxK layers have theirs inside
+        self.convs = ModuleList(
+            MAXK_CONVS[kind](hidden, k) if k else CONVS[kind](hidden) for _ in range(LAYERS)
+        )
         norms = [LayerNorm(hidden) if norm else torch.nn.Identity() for _ in range(LAYERS)]
         self.norms, self.dropout = ModuleList(norms), Dropout(dropout)
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         x = self.first(x)
         for conv, norm in zip(self.convs, self.norms, strict=True):
-            x = norm(conv(self.dropout(x.relu()), edge_index))
+            x = norm(conv(self.dropout(self.act(x)), edge_index))
         return self.last(x)
 
 
 def build(k: int, *args: Any, seed: int = 0, **options: Any) -> Module:
     """A `Network`; of one seed, those of all k and that with ReLU (k = 0) begin alike."""
     torch.manual_seed(seed)
-    network = Network(*args, **options)
-    return pyg_accel.to_maxk(network, k) if k else network
+    return Network(k, *args, **options)
 
 
 def load(name: str, device: str = "cpu", *, nodes: int = 20_000) -> Data:

@@ -7,24 +7,21 @@ and of sources are sized by the last-level cache. Results are bit-equal for any 
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from pyg_accel.backends.base import Backend, Kernel, Launch, placement_reasons, shares_rows, table
 from pyg_accel.backends.cpu import attention, cbsr, gspmm
 from pyg_accel.backends.cpu.program import program_reasons, sums_inside
 from pyg_accel.backends.cpu.stages import is_product
-from pyg_accel.backends.dtypes import DTYPES, EIGHT_BITS, widened
-from pyg_accel.backends.sampling import RESCALES, STRATEGIES, Sampling, primes
+from pyg_accel.backends.dtypes import DTYPES, widened
+from pyg_accel.backends.sampling import RESCALES, STRATEGIES, Sampling
 from pyg_accel.backends.spec import OpSpec
 from pyg_accel.formula import Sum, has_sum, parse
 from pyg_accel.graph import CSR
 from pyg_accel.native import build_info, cpu_library, cpu_unavailable_reasons, direct
 
 __all__ = ["CPU"]
-
-# Time per entry of a product with compressed rows, over the time per column of a dense product;
-# gradients included, measured for F = 256 on AVX-512.
-_COLUMNS_PER_ENTRY = 3
 
 
 def _cost(spec: OpSpec) -> float:
@@ -51,14 +48,7 @@ def _gspmm_reasons(spec: OpSpec) -> list[str]:
 
 
 def _sampled_reasons(spec: OpSpec) -> list[str]:
-    return placement_reasons(spec, "cpu", (*DTYPES, *EIGHT_BITS))
-
-
-def _cbsr_mm_reasons(spec: OpSpec) -> list[str]:
-    reasons = placement_reasons(spec, "cpu")
-    if spec.k * _COLUMNS_PER_ENTRY > spec.num_cols:
-        reasons.append(f"dense rows of {spec.num_cols} columns are multiplied faster")
-    return reasons
+    return placement_reasons(spec, "cpu", (*DTYPES, torch.int8))
 
 
 def _are_products(spec: OpSpec) -> bool:
@@ -100,10 +90,8 @@ def _sampled_spmm(
     scale: Tensor | None,
     weight: Tensor | None,
     sampling: Sampling,
-    seed: Tensor | None,
 ) -> Tensor:
-    steps = primes(x.device) if sampling.strategy == "random" else None
-    how = (STRATEGIES.index(sampling.strategy), RESCALES.index(sampling.rescale), seed, steps)
+    how = (STRATEGIES.index(sampling.strategy), RESCALES.index(sampling.rescale))
     scale = None if scale is None else scale.contiguous()
     out: Tensor = cpu_library().sampled(*csr[:4], x, scale, weight, sampling.width, *how)
     return out
@@ -126,12 +114,10 @@ CPU = Backend(
         "attention_backward": Kernel(attention.run_backward, _cost, _fused_reasons),
         "scatter_arg": Kernel(_scatter_arg, _cost, _of_cpu, _bind_scatter_arg),
         "sampled_spmm": Kernel(_sampled_spmm, _cost, _sampled_reasons),
-        "cbsr_mm": Kernel(cbsr.mm, _cost, _cbsr_mm_reasons),
         **table(
             {
                 "edge_softmax": _edge_softmax, "maxk": _maxk,
                 "cbsr_spmm": cbsr.spmm, "sspmm": cbsr.sspmm, "cbsr_dot": cbsr.dot,
-                "cbsr_sddmm": cbsr.sddmm, "cbsr_mm_t": cbsr.mm_t,
             },
             _cost,
             _of_cpu,

@@ -9,7 +9,7 @@ from pyg_accel.cbsr import CBSR, scattered
 from pyg_accel.graph import CSR
 from pyg_accel.native import cpu_library
 
-__all__ = ["dot", "mm", "mm_t", "sddmm", "spmm", "sspmm"]
+__all__ = ["dot", "spmm", "sspmm"]
 
 
 def _dense_pays(width: int, k: int) -> bool:
@@ -44,21 +44,3 @@ def dot(csr: CSR, values: Tensor, indices: Tensor, x: Tensor) -> Tensor:
     """Compute the dot product of the rows at both ends of every edge."""
     out: Tensor = cpu_library().cbsr_dot(*csr[:4], widened(values), indices, widened(x))
     return out.to(x.dtype)
-
-
-def mm(values: Tensor, indices: Tensor, width: int, dense: Tensor) -> Tensor:
-    """Multiply compressed rows with a dense matrix."""
-    out: Tensor = cpu_library().cbsr_mm(widened(values), indices, width, widened(dense))
-    return out.to(values.dtype)
-
-
-def sddmm(x: Tensor, indices: Tensor, dense: Tensor) -> Tensor:
-    """Multiply two dense matrices, only at the stored columns."""
-    out: Tensor = cpu_library().cbsr_sddmm(widened(x), indices, widened(dense))
-    return out.to(x.dtype)
-
-
-def mm_t(values: Tensor, indices: Tensor, width: int, x: Tensor) -> Tensor:
-    """Multiply the transpose of compressed rows with dense rows."""
-    out: Tensor = cpu_library().cbsr_mm_t(widened(values), indices, width, widened(x))
-    return out.to(values.dtype)

@@ -13,15 +13,8 @@ from torch import Tensor
 from pyg_accel.backends.base import Backend, table, winners_are_columns
 from pyg_accel.backends.dtypes import widened
 from pyg_accel.backends.reference.attention import attention, attention_backward
-from pyg_accel.backends.reference.cbsr import (
-    cbsr_dot,
-    cbsr_mm,
-    cbsr_mm_t,
-    cbsr_sddmm,
-    cbsr_spmm,
-    maxk,
-    sspmm,
-)
+from pyg_accel.backends.reference.cbsr import cbsr_dot, cbsr_spmm, maxk, sspmm
+from pyg_accel.backends.reference.edges import edge_passes
 from pyg_accel.backends.reference.messages import evaluate, places_of
 from pyg_accel.backends.sampling import Sampling, edge_factors, take
 from pyg_accel.backends.spec import OpSpec
@@ -29,9 +22,9 @@ from pyg_accel.formula import Formula
 from pyg_accel.graph import CSR, ptr2index
 
 __all__ = [
-    "REFERENCE", "attention", "attention_backward", "cbsr_dot", "cbsr_mm",
-    "cbsr_mm_t", "cbsr_sddmm", "cbsr_spmm", "edge_softmax", "gspmm", "gspmm_several", "maxk",
-    "sampled_spmm", "scatter_arg", "segment_matmul", "segment_outer", "sspmm",
+    "REFERENCE", "attention", "attention_backward", "cbsr_dot", "cbsr_spmm", "edge_passes",
+    "edge_softmax", "gspmm", "gspmm_several", "maxk", "sampled_spmm", "scatter_arg",
+    "segment_matmul", "segment_outer", "sspmm",
 ]  # fmt: skip
 
 
@@ -121,17 +114,15 @@ def sampled_spmm(
     scale: Tensor | None,
     weight: Tensor | None,
     sampling: Sampling,
-    seed: Tensor | None,
 ) -> Tensor:
     """Sum at most ``sampling.width`` entries of each row; here in float64, rounded once.
 
     Args:
         csr: the graph.
-        x: [num_cols, H, F]; with a scale, of int8 or float8_e4m3fn.
+        x: [num_cols, H, F]; with a scale, of int8.
         scale: float32 factors of ``x``, [num_cols, 1] or [1, H * F].
         weight: [E, 1 | H], contiguous, by ``csr.eid``.
         sampling: which entries to take, and their factors.
-        seed: [1] int64 on the same device, for random samples.
 
     Returns:
         [num_rows, H, F] of the dtype of ``scale``, or of ``x``.
@@ -140,7 +131,7 @@ def sampled_spmm(
     wide = x.double()
     if scale is not None:
         wide = (wide.flatten(1) * scale).view(x.shape)
-    sample = take(csr, sampling, seed)
+    sample = take(csr, sampling)
     message = wide[sample.col.long()]
     if weight is not None:
         eid = sample.entry if csr.eid is None else csr.eid[sample.entry].long()
@@ -198,8 +189,7 @@ def _cost(spec: OpSpec) -> float:
 
 
 _OPERATORS = (
-    gspmm, gspmm_several, scatter_arg, edge_softmax, attention, attention_backward,
-    sampled_spmm, maxk, cbsr_spmm, sspmm, cbsr_dot, cbsr_mm, cbsr_sddmm,
-    cbsr_mm_t, segment_matmul, segment_outer,
+    gspmm, gspmm_several, edge_passes, scatter_arg, edge_softmax, attention, attention_backward,
+    sampled_spmm, maxk, cbsr_spmm, sspmm, cbsr_dot, segment_matmul, segment_outer,
 )  # fmt: skip
 REFERENCE = Backend("reference", table({run.__name__: run for run in _OPERATORS}, _cost))

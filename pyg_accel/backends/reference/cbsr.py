@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from pyg_accel.backends.dtypes import widened
-from pyg_accel.cbsr import CBSR, index_dtype, scattered
+from pyg_accel.cbsr import index_dtype
 from pyg_accel.graph import CSR, ptr2index
 
-__all__ = ["cbsr_dot", "cbsr_mm", "cbsr_mm_t", "cbsr_sddmm", "cbsr_spmm", "maxk", "sspmm"]
+__all__ = ["cbsr_dot", "cbsr_spmm", "maxk", "sspmm"]
 
 
 def maxk(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -63,21 +63,6 @@ def cbsr_dot(csr: CSR, values: Tensor, indices: Tensor, x: Tensor) -> Tensor:
     if csr.eid is not None:
         dots = torch.empty_like(dots).index_copy_(0, csr.eid.long(), dots)
     return dots.to(values.dtype)
-
-
-def cbsr_mm(values: Tensor, indices: Tensor, width: int, dense: Tensor) -> Tensor:
-    """Compute V D for CBSR rows V [N, F] and ``dense`` [F, H]: [N, H]."""
-    return scattered(CBSR(values, indices, width)) @ dense
-
-
-def cbsr_sddmm(x: Tensor, indices: Tensor, dense: Tensor) -> Tensor:
-    """Compute ``out[i, s] = x[i] . dense[indices[i, s]]`` for x [N, H], dense [F, H]."""
-    return (x @ dense.t()).gather(1, indices.long())
-
-
-def cbsr_mm_t(values: Tensor, indices: Tensor, width: int, x: Tensor) -> Tensor:
-    """Compute the transpose of CBSR rows V [N, F] times x [N, H]: [F, H]."""
-    return scattered(CBSR(values, indices, width)).t() @ x
 
 
 def _weights(csr: CSR, weight: Tensor | None) -> Tensor:

@@ -1,9 +1,10 @@
 """The Triton backend: GPU kernels generated from message formulas.
 
-A formula becomes one kernel that gathers, computes and reduces (:mod:`.codegen`); rows are divided
+A formula becomes one kernel that gathers, computes and reduces (:mod:`.emitter`); rows are divided
 among programs by their lengths and columns by the L2 cache (:mod:`.launch`, and
-:mod:`pyg_accel.backends.schedule`). No float is added atomically but in gradients of CBSR features,
-where that is allowed, so other results are the same in every run. Under Triton's interpreter the
+:mod:`pyg_accel.backends.schedule`). On a graph that has no CSR form, kernels go over the edge list
+(:mod:`.edges_codegen`) and add floats atomically, as gradients of CBSR features do, where that is
+allowed; other results are the same in every run. Under Triton's interpreter the
 same kernels run on CPU tensors, slowly: for tests, and only when asked for by name.
 """
 
@@ -20,7 +21,7 @@ from pyg_accel.backends.base import (
     shares_rows,
     table,
 )
-from pyg_accel.backends.dtypes import DTYPES, EIGHT_BITS
+from pyg_accel.backends.dtypes import DTYPES
 from pyg_accel.backends.spec import OpSpec
 from pyg_accel.formula import has_sum, parse
 
@@ -54,7 +55,7 @@ def _reasons(spec: OpSpec) -> list[str]:
     reasons = []
     if spec.device != runs_on:
         reasons.append(f"tensors are on '{spec.device}', kernels run on '{runs_on}'")
-    dtypes = (*DTYPES, *EIGHT_BITS) if spec.op == "sampled_spmm" else DTYPES
+    dtypes = (*DTYPES, torch.int8) if spec.op == "sampled_spmm" else DTYPES
     return reasons + placement_reasons(spec, spec.device, dtypes)
 
 
@@ -69,6 +70,13 @@ def _whole_head_reasons(spec: OpSpec) -> list[str]:
     if len(widths) > 1:
         reasons.append(f"operands of {' and '.join(map(str, sorted(widths)))} features")
     return reasons
+
+
+def _edge_reasons(spec: OpSpec) -> list[str]:
+    """Sums over the width need the whole width in a block."""
+    if any(has_sum(parse(text)) for text in spec.formulas):
+        return _whole_head_reasons(spec)
+    return _reasons(spec)
 
 
 def _cost(spec: OpSpec) -> float:
@@ -126,6 +134,9 @@ TRITON = Backend(
         for op in ("gspmm_several", "attention_backward")
     }
     | {
+        "edge_passes": Kernel(
+            _late("edge_passes"), _cost, _edge_reasons, bind=_late("bind_edge_passes")
+        ),
         "gspmm": Kernel(_late("gspmm"), _cost, _reasons, bind=_late("bind_gspmm")),
         "attention": Kernel(
             _late("attention"),

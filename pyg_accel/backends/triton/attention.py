@@ -12,20 +12,14 @@ from torch import Tensor
 from pyg_accel.backends.attention import AttentionGradient
 from pyg_accel.backends.base import Launch
 from pyg_accel.backends.dtypes import accumulate
+from pyg_accel.backends.edges import Output
 from pyg_accel.backends.spec import Shapes, shapes_of
-from pyg_accel.backends.triton.attention_codegen import (
-    attention_combine_kernel,
-    attention_kernel,
-    stays_finite,
-)
-from pyg_accel.backends.triton.kernel_set import KernelSet, Tasks
+from pyg_accel.backends.triton.expression import stays_finite
 from pyg_accel.backends.triton.kernels.attention import delta_kernel
-from pyg_accel.backends.triton.launch import attention_tile, piece_tile
 from pyg_accel.backends.triton.launcher import type_of
 from pyg_accel.backends.triton.padding import LONG_ROW, cut, fill, rows_to_pad
-from pyg_accel.backends.triton.plan import graph_facts, operand_shape, seen, vector_unit
-from pyg_accel.backends.triton.recipe import AttentionRecipe
-from pyg_accel.backends.triton.sequence import Kernel, Sequence, Slot
+from pyg_accel.backends.triton.rows import RowPass
+from pyg_accel.backends.triton.sequence import Kernel, Sequence
 from pyg_accel.cache import Bounded
 from pyg_accel.facts import facts_of
 from pyg_accel.formula import (
@@ -33,7 +27,6 @@ from pyg_accel.formula import (
     Sum,
     has_sum,
     map_children,
-    operands_of,
     shape_of,
 )
 from pyg_accel.graph import CSR
@@ -74,14 +67,14 @@ def bind(
 
         return padded
     dtype, count = operands[0].dtype, len(operands)
-    go = _pass_over(csr, operands, heads, width, (score, value, (), ()))
+    go = _pass_over(csr, (Output(value, "v", (heads, width)),), operands, score=score)
 
     def on(csr: CSR) -> Launch:
         sequence, rows = Sequence(count, csr.rowptr.device), csr.num_rows
         out = sequence.result((rows, heads, width), dtype)
         sums = sequence.result((rows, heads), accumulate(dtype))
         if rows and heads * width:
-            go.append_to(sequence, csr, sequence.operands, [out, sums], [])
+            go.append_to(sequence, csr, sequence.operands, [out], [sums])
         return Launch(sequence, listed=True)
 
     return on
@@ -126,25 +119,20 @@ def _bind_several(
 
         return padded
     dtype, count = operands[0].dtype, len(operands)
-    widths = [_extent_of(formula, shapes)[1] for formula in formulas]
-    sums, stores = (
-        tuple(f for f, r in zip(formulas, reduces, strict=True) if r == each)
-        for each in ("sum", "none")
+    outputs = tuple(
+        Output(formula, "v" if reduce == "sum" else "e", (heads, _extent_of(formula, shapes)[1]))
+        for formula, reduce in zip(formulas, reduces, strict=True)
     )
-    recipe = (None, formulas[0], sums, stores)
-    go = _pass_over(csr, operands, heads, width, recipe, infinite)
+    go = _pass_over(csr, outputs, operands, infinite=infinite)
 
     def on(csr: CSR) -> Callable[[list[Tensor]], list[Tensor]]:
         rows, entries, device = csr.num_rows, csr.col.numel(), csr.col.device
-        sequence = Sequence(count, device)
-        places = {"sum": list[Slot](), "none": list[Slot]()}
-        sizes = []
-        for reduce, columns in zip(reduces, widths, strict=True):
-            sizes.append((rows if reduce == "sum" else entries, heads, columns))
-            places[reduce].append(sequence.result(sizes[-1], dtype))
+        sizes = [(rows if o.side == "v" else entries, *o.shape) for o in outputs]
         if not rows or not heads * width or not entries:
             return lambda operands: [torch.zeros(s, dtype=dtype, device=device) for s in sizes]
-        go.append_to(sequence, csr, sequence.operands, places["sum"], places["none"])
+        sequence = Sequence(count, device)
+        outs = [sequence.result(size, dtype) for size in sizes]
+        go.append_to(sequence, csr, sequence.operands, outs)
         return sequence
 
     return on
@@ -223,124 +211,36 @@ def _extent_of(formula: Formula, shapes: Shapes) -> tuple[int, int]:
     return shape_of(formula, dict(enumerate(shapes)))
 
 
-def _without_short_sums(formula: Formula, sizes: dict[int, tuple[int, int]]) -> Formula:
+@lru_cache(maxsize=4096)
+def _without_short_sums(formula: Formula, shapes: Shapes) -> Formula:
     """Leave out sums of a single column."""
-    plain = map_children(formula, lambda part: _without_short_sums(part, sizes))
-    return plain.arg if isinstance(plain, Sum) and shape_of(plain.arg, sizes)[1] == 1 else plain
+    plain = map_children(formula, lambda part: _without_short_sums(part, shapes))
+    return plain.arg if isinstance(plain, Sum) and _extent_of(plain.arg, shapes)[1] == 1 else plain
 
 
-# Score and value of attention; or None, formulas that are added up and those that are stored.
-Formulas = tuple[Formula | None, Formula, tuple[Formula, ...], tuple[Formula, ...]]
-
-
-def _kernels(
-    csr: CSR,
-    operands: list[Tensor],
-    heads: int,
-    width: int,
-    formulas: Formulas,
-    infinite: int,
-) -> KernelSet[AttentionRecipe]:
-    graph, sizes = graph_facts(csr), dict(enumerate(shapes_of(operands)))
-    shapes = [operand_shape(seen(t), heads, width) for t in operands]
-    score, value, sums, stores = formulas
-    widths = tuple(shape_of(f, sizes)[1] > 1 for f in sums)
-    score = None if score is None else _without_short_sums(score, sizes)
-    value = _without_short_sums(value, sizes)
-    sums, stores = (tuple(_without_short_sums(f, sizes) for f in fs) for fs in (sums, stores))
-    read = [f for f in (score, value, *sums, *stores) if f is not None]
-    sides = {o.index: o.side for f in read for o in operands_of(f)}
-    wide = [i for i, side in sides.items() if side != "v" and shapes[i].kind in ("full", "feature")]
-    resident = sum(sides[i] == "u" for i in wide)
-    itemsize = max((shapes[i].itemsize for i in wide), default=4)
-    by_edge = bool(stores) or any(sides[i] == "e" and i not in wide for i in sides)
-    tile, block = attention_tile(
-        graph.device, *graph[:3], heads, width, itemsize, max(len(wide), 1), resident, by_edge
-    )
-    kinds, units, near = zip(*((s.kind, s.unit, s.near) for s in shapes), strict=True)
-    unit = vector_unit(shapes, width)
-    recipe = AttentionRecipe(
-        score=score, value=value, sums=sums, widths=widths, stores=stores,
-        infinite=infinite, kinds=kinds, aligned=units, near=near, tile=tile, heads=block,
-        tasks="rows", hubs=False, unit=unit, even_heads=heads % block == 0,
-        numbered=graph.numbered and (bool(stores) or "e" in sides.values()),
-        even_width=width == tile.columns,
-        accumulate=str(accumulate(operands[0].dtype)).removeprefix("torch."),
-        position="int64" if graph.wide else "int32",
-    )  # fmt: skip
-    whole = replace(tile, columns=tile.columns * block)
-    pieces = replace(piece_tile(whole, itemsize, max(len(wide), 1)), columns=tile.columns)
-    unroll = max(min(pieces.unroll, tile.unroll * tile.rows), 1)
-    return KernelSet(
-        recipe, replace(pieces, unroll=unroll), recipe, attention_kernel, attention_combine_kernel
-    )
-
-
-_passes: "Bounded[tuple[Any, ...], _Pass]" = Bounded(4096)
+_passes: "Bounded[tuple[Any, ...], RowPass]" = Bounded(4096)
 
 
 def _pass_over(
     csr: CSR,
+    outputs: tuple[Output, ...],
     operands: list[Tensor],
-    heads: int,
-    width: int,
-    formulas: Formulas,
+    *,
+    score: Formula | None = None,
     infinite: int = -1,
-) -> "_Pass":
+) -> RowPass:
     """The pass for calls of a kind: graphs of about one size, operands like these but for rows."""
     kind = facts_of(csr).kind
     key = (
-        formulas, heads, width, infinite, kind, csr.eid is None,
+        outputs, score, infinite, kind, csr.eid is None,
         *[(t.dtype, t.stride(0), t.size(1), t.size(2)) for t in operands],
     )  # fmt: skip
     found = _passes.get(key)
     if found is None:
-        found = _passes[key] = _Pass(csr, operands, heads, width, formulas, infinite)
+        shapes = shapes_of(operands)
+        plain = [replace(o, formula=_without_short_sums(o.formula, shapes)) for o in outputs]
+        score = None if score is None else _without_short_sums(score, shapes)
+        found = _passes[key] = RowPass(
+            csr, plain, operands, score=score, infinite=infinite, whole=True
+        )
     return found
-
-
-class _Pass:
-    """A pass over a graph: what the launches over its rows, pieces and combinations share."""
-
-    def __init__(
-        self,
-        csr: CSR,
-        operands: list[Tensor],
-        heads: int,
-        width: int,
-        formulas: Formulas,
-        infinite: int,
-    ) -> None:
-        kernels = _kernels(csr, operands, heads, width, formulas, infinite)
-        self._heads = heads
-        recipe = kernels.recipe
-        self._width = width // recipe.unit
-        self._tasks = Tasks(kernels, -(-heads // recipe.heads))
-        dtype = accumulate(operands[0].dtype)
-        self._raw = [(heads * (width if wide else 1), dtype) for _, wide in recipe.states]
-        self._strides = [
-            t.stride(0) // max(unit, 1) for t, unit in zip(operands, recipe.aligned, strict=True)
-        ]
-
-    def append_to(
-        self,
-        sequence: Sequence,
-        csr: CSR,
-        operands: list[Slot],
-        outs: list[Slot],
-        left: list[Slot],
-    ) -> None:
-        """Append its launches.
-
-        Args:
-            sequence: to append to.
-            csr: the graph.
-            operands: of the formulas.
-            outs: where the results of targets go.
-            left: where that which stays behind for every edge goes.
-        """
-        sizes = (self._heads, self._width)
-        self._tasks.append_to(
-            sequence, csr, [*zip(operands, self._strides, strict=True)], [*outs, *left], sizes,
-            direct=left, raw=self._raw, before=(), after=(*outs, *sizes),
-        )  # fmt: skip

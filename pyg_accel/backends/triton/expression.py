@@ -16,7 +16,7 @@ from pyg_accel.formula import (
 )
 from pyg_accel.functions import FUNCTIONS
 
-__all__ = ["Names", "emit", "index_operands", "keeps_zero", "number", "per_target"]
+__all__ = ["Names", "emit", "index_operands", "keeps_zero", "number", "per_target", "stays_finite"]
 
 _LONGEST_PRODUCT = 8  # larger whole powers go through the logarithm
 
@@ -58,7 +58,7 @@ def emit(node: Formula, names: Names, edge: str) -> str:
         return names.known[node]
     match node:
         case Const(value=value):
-            return names.new(f"tl.full([1, 1], {number(value)}, ACC)", node)
+            return names.new(f"tl.full([1, 1, 1], {number(value)}, ACC)", node)
         case Sum(arg=arg) if names.summed:
             return names.new(names.summed.format(x=emit(arg, names, edge)), node)
         case Unary(op="pow", arg=arg, value=value):
@@ -121,6 +121,16 @@ def keeps_zero(formula: Formula) -> bool:
         case Sum(arg=arg):
             return keeps_zero(arg)
     return False
+
+
+def stays_finite(formula: Formula) -> bool:
+    """Return whether zeros in place of an entry's operands give a finite number."""
+    match formula:
+        case Unary(op="exp" | "log" | "sqrt" | "pow"):
+            return False
+        case Binary(op="div", left=left, right=right):
+            return isinstance(right, Const) and right.value != 0.0 and stays_finite(left)
+    return all(stays_finite(child) for child in children(formula))
 
 
 def index_operands(formula: Formula) -> set[Formula]:

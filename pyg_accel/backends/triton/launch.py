@@ -12,7 +12,6 @@ from functools import lru_cache
 from pathlib import Path
 
 from pyg_accel.machine import Gpu
-from pyg_accel.tuned import tuned_launch
 
 __all__ = [
     "Tile",
@@ -63,8 +62,7 @@ class Tile:
 def table(device: str) -> dict[str, dict[str, int]]:
     """Return the launch parameters of a device.
 
-    They are those that ``python -m pyg_accel tune`` measured on it, else those that the shipped
-    file has for it, else those of an H200.
+    They are those that the shipped file has for it, else those of an H200.
 
     ``<degree class>-<bytes of an element>`` gives ``passes`` (16-byte loads a thread and edge
     tile), ``lanes`` (1 if absent), ``unroll``, ``split``, ``piece``, the most ``columns`` of a
@@ -72,7 +70,7 @@ def table(device: str) -> dict[str, dict[str, int]]:
     """
     everything: dict[str, dict[str, dict[str, int]]] = json.loads(TABLE.read_text())["devices"]
     shipped = next((entry for name, entry in everything.items() if name in device), {})
-    return {**everything["default"], **shipped, **tuned_launch(device)}
+    return {**everything["default"], **shipped}
 
 
 def degree_class(mean: float) -> str:
@@ -218,7 +216,7 @@ def piece_tile(tile: Tile, itemsize: int, gathers: int) -> Tile:
 
 def combine_tile(tile: Tile) -> Tile:
     """Return the tile for putting pieces together, over the same columns."""
-    return Tile(1, max(WARP * 4 // tile.columns, 1), tile.columns, 1, tile.split, tile.piece)
+    return Tile(1, max(WARP * 16 // tile.columns, 1), tile.columns, 1, tile.split, tile.piece)
 
 
 def _ceil_power(number: float) -> int:

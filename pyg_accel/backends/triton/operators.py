@@ -9,6 +9,8 @@ from pyg_accel.backends.triton.attention import run_several as gspmm_several
 from pyg_accel.backends.triton.cbsr import dot as cbsr_dot
 from pyg_accel.backends.triton.cbsr import spmm as cbsr_spmm
 from pyg_accel.backends.triton.cbsr import sspmm
+from pyg_accel.backends.triton.edges import bind as bind_edge_passes
+from pyg_accel.backends.triton.edges import run as edge_passes
 from pyg_accel.backends.triton.gspmm import bind as bind_gspmm
 from pyg_accel.backends.triton.gspmm import run as gspmm
 from pyg_accel.backends.triton.maxk import run as maxk
@@ -17,7 +19,8 @@ from pyg_accel.backends.triton.scatter import run as scatter_arg
 from pyg_accel.backends.triton.softmax import run as edge_softmax
 
 __all__ = [
-    "attention", "attention_backward", "bind_attention", "bind_attention_backward", "bind_gspmm",
-    "bind_gspmm_several", "cbsr_dot", "cbsr_spmm", "edge_softmax", "gspmm", "gspmm_several", "maxk",
+    "attention", "attention_backward", "bind_attention", "bind_attention_backward",
+    "bind_edge_passes", "bind_gspmm", "bind_gspmm_several", "cbsr_dot", "cbsr_spmm", "edge_passes",
+    "edge_softmax", "gspmm", "gspmm_several", "maxk",
     "sampled_spmm", "scatter_arg", "sspmm",
 ]  # fmt: skip

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from pyg_accel.backends.triton.attention_codegen import stays_finite
+from pyg_accel.backends.triton.expression import stays_finite
 from pyg_accel.formula import Binary, Const, Formula, Operand, Sum, Unary, children, operands_of
 from pyg_accel.functions import FUNCTIONS
 

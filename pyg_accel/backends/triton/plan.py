@@ -7,23 +7,23 @@ once and looked up by these afterwards.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from pyg_accel.backends.triton.codegen import combine_kernel, kernel
+from pyg_accel.backends.edges import Output, sides_of
 from pyg_accel.backends.triton.expression import index_operands
-from pyg_accel.backends.triton.kernel_set import KernelSet
 from pyg_accel.backends.triton.launch import (
     Tile,
+    attention_tile,
     choose_tile,
     combine_tile,
     piece_tile,
 )
-from pyg_accel.backends.triton.recipe import Recipe, states_of
+from pyg_accel.backends.triton.recipe import RowRecipe
 from pyg_accel.facts import INT32_ENTRIES, rounded
-from pyg_accel.formula import Formula, Operand, map_operands, operands_of, shape_of
+from pyg_accel.formula import Const, Formula, Operand, map_operands, operands_of, shape_of
 from pyg_accel.graph import CSR
 from pyg_accel.machine import INTERPRETED, Gpu, gpu_of
 
@@ -36,7 +36,9 @@ __all__ = [
     "device_facts",
     "extent_of",
     "graph_facts",
+    "kind_of",
     "make_plan",
+    "name_of",
     "operand_shape",
     "seen",
     "vector_unit",
@@ -100,6 +102,11 @@ def accumulate_dtype(dtypes: tuple[torch.dtype, ...]) -> torch.dtype:
     return torch.float64 if torch.float64 in dtypes else torch.float32
 
 
+def name_of(dtype: torch.dtype) -> str:
+    """Return the name of a dtype."""
+    return str(dtype).removeprefix("torch.")
+
+
 @dataclass(frozen=True, slots=True)
 class OperandShape:
     """The part of an operand that a kernel's text depends on."""
@@ -139,131 +146,170 @@ def operand_shape(operand: Seen, heads: int, width: int) -> OperandShape:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How a pass is launched.
+    """How a pass over rows is launched.
 
     Attributes:
-        kernels: of its rows, pieces and combinations.
+        recipe: of its rows.
+        pieces: tile of the pieces of long rows.
+        whole: recipe of putting pieces together.
         used: the operands that are read, in the order of the kernels' arguments.
         gathered: of these, which are brought into the order of the entries first; nothing if none.
-        extent: heads and width of a message.
-        columns: of a row of results, in units of the recipe.
-        width: of a head, in the same units.
-        slices: programs that share a row, each with columns of its own.
-        reduces: what is computed.
-        winners: how the winners of a maximum are numbered; empty if they are not needed.
+        heads: of a message.
+        width: of a head, in units of the recipe.
+        programs: that share a row.
     """
 
-    kernels: KernelSet[Recipe]
+    recipe: RowRecipe
+    pieces: Tile
+    whole: RowRecipe
     used: tuple[int, ...]
     gathered: tuple[bool, ...]
-    extent: tuple[int, int]
-    columns: int
+    heads: int
     width: int
-    slices: int
-    reduces: tuple[str, ...]
-    winners: str
+    programs: int
 
 
 @lru_cache(maxsize=4096)
 def make_plan(
-    formula: Formula,
+    outputs: tuple[Output, ...],
     operands: tuple[Seen, ...],
-    reduces: tuple[str, ...],
-    winners: str,
     graph: GraphFacts,
-    dot: bool,
+    *,
+    score: Formula | None = None,
+    winners: str = "",
+    infinite: int = -1,
+    whole: bool = False,
 ) -> Plan:
-    """Return the plan of a pass; with ``dot``, messages are summed over the width."""
-    extent = extent_of(formula, tuple(o.shape for o in operands))
-    heads, width = extent
-    formula, used, needs_numbers = _renumbered(formula)
+    """Return the plan of a pass.
+
+    Args:
+        outputs: what it computes; of edges, also sums over the width.
+        operands: of their formulas.
+        graph: to go over.
+        score: of softmax; see :class:`RowRecipe`.
+        winners: how those of maxima are numbered; empty if they are not needed.
+        infinite: operand that entries which are not there read as infinity.
+        whole: programs hold whole heads, of which formulas have sums.
+    """
+    formulas = [output.formula for output in outputs] + ([] if score is None else [score])
+    used = tuple(dict.fromkeys(o.index for f in formulas for o in operands_of(f)))
+    indices = any(map(index_operands, formulas))
     operands = tuple(operands[i] for i in used)
+    outputs, score = _renumbered(outputs, used), score and _moved(score, used)
+    sizes = [o.shape[1:] for o in operands] + [output.shape for output in outputs]
+    heads, width = (max((size[d] for size in sizes), default=1) for d in (0, 1))
+    dot = not whole and any(output.shape[1] < width for output in outputs if output.side == "e")
+    alike = all(o.shape[1:] in ((heads, width), (1, 1)) for o in operands)
+    if alike and not (whole or dot):
+        operands, outputs = _flat(operands, outputs, heads, width)
+        heads, width = 1, heads * width
     shapes = tuple(operand_shape(o, heads, width) for o in operands)
-    by_entry = needs_numbers or "none" in reduces or winners == "at"
-    kernels = _kernels(
-        formula, shapes, reduces, winners, extent, graph, graph.numbered and by_entry,
-        str(accumulate_dtype(tuple(o.dtype for o in operands))).removeprefix("torch."), dot,
+    sides = sides_of((outputs,)) | {o.index: o.side for o in operands_of(score or Const(0.0))}
+    stores = any(output.side == "e" for output in outputs)
+    by_entry = indices or stores or "e" in sides.values() or winners == "at"
+    kinds, units, near = zip(*((s.kind, s.unit, s.near) for s in shapes), strict=True)
+    unit = vector_unit(shapes, width)
+    facts: dict[str, Any] = {
+        "outputs": outputs, "kinds": kinds, "aligned": units, "near": near, "unit": unit,
+        "stored": tuple(kind_of(output.shape, heads, width) for output in outputs),
+        "accumulate": name_of(accumulate_dtype(tuple(o.dtype for o in operands))),
+        "position": "int64" if graph.wide else "int32", "numbered": graph.numbered and by_entry,
+        "score": score, "winners": winners,
+        "infinite": used.index(infinite) if infinite in used else -1,
+    }  # fmt: skip
+    tile, pieces, block = _tiles(graph, shapes, sides, outputs, (heads, width), facts, whole, dot)
+    columns = tile.columns
+    recipe = RowRecipe(
+        **facts, tile=tile, heads=block, columns=columns, blocks=-(-heads // block),
+        slices=-(-width // columns), even_heads=heads % block == 0,
+        even_width=width % columns == 0, adds=dot and columns < width,
     )  # fmt: skip
-    recipe = kernels.recipe
-    columns = heads * width // recipe.columns
-    slices = -(-(heads * width) // recipe.tile.columns)
+    combined = replace(recipe, tile=combine_tile(replace(tile, columns=columns * block)))
+    programs = recipe.blocks * (1 if recipe.adds else recipe.slices)
     gathered: tuple[bool, ...] = ()
-    if dot:
-        columns = heads
-        slices = -(-heads * width // recipe.tile.columns) if recipe.heads == "whole" else heads
-    elif slices > 1 and recipe.numbered and _only_weights(formula, shapes, reduces, winners):
+    narrow = [s.kind in ("number", "head") for s in shapes]
+    weights = all((sides[i] == "e") == small for i, small in enumerate(narrow))
+    if programs > 1 and recipe.numbered and weights and not (whole or indices or stores or winners):
         # Each slice would fetch every weight from where its edge lies: do that once.
-        gathered = tuple(s.kind in ("number", "head") for s in shapes)
-        kernels = replace(
-            kernels, recipe=replace(recipe, numbered=False),
-            whole=replace(kernels.whole, numbered=False),
-        )  # fmt: skip
-    inner = 1 if recipe.heads == "whole" else width // recipe.columns
-    return Plan(kernels, used, gathered, extent, columns, inner, slices, reduces, winners)
+        gathered = tuple(narrow)
+        recipe, combined = (replace(r, numbered=False) for r in (recipe, combined))
+    return Plan(recipe, pieces, combined, used, gathered, heads, width // unit, programs)
 
 
-def _renumbered(formula: Formula) -> tuple[Formula, tuple[int, ...], bool]:
-    """A formula over the operands that it uses, their indices, and whether edges are numbered."""
-    operands = list(operands_of(formula))
-    used = tuple(dict.fromkeys(o.index for o in operands))
-    numbered = bool(index_operands(formula)) or any(o.side == "e" for o in operands)
-    return map_operands(formula, lambda o: Operand(o.side, used.index(o.index))), used, numbered
+def _moved(formula: Formula, used: tuple[int, ...]) -> Formula:
+    return map_operands(formula, lambda o: Operand(o.side, used.index(o.index)))
 
 
-def _only_weights(
-    formula: Formula, shapes: tuple[OperandShape, ...], reduces: tuple[str, ...], winners: str
-) -> bool:
-    """Whether edge numbers are used for nothing but narrow edge operands, and all narrow are."""
-    if index_operands(formula) or "none" in reduces or winners == "at":
-        return False
-    return all(
-        (o.side == "e") == (shapes[o.index].kind in ("number", "head"))
-        for o in operands_of(formula)
+def _renumbered(outputs: tuple[Output, ...], used: tuple[int, ...]) -> tuple[Output, ...]:
+    """Outputs of the operands that are used, without what kernels do not depend on."""
+    return tuple(
+        replace(output, formula=_moved(output.formula, used), trailing=(), kept=True, wide=False,
+                of=used.index(output.of) if output.of >= 0 else -1)
+        for output in outputs
+    )  # fmt: skip
+
+
+def _flat(
+    operands: tuple[Seen, ...], outputs: tuple[Output, ...], heads: int, width: int
+) -> tuple[tuple[Seen, ...], tuple[Output, ...]]:
+    """All heads as one, where no operand tells them apart."""
+
+    def flat(size: tuple[int, ...]) -> tuple[int, int]:
+        return (1, heads * width) if size == (heads, width) else (1, 1)
+
+    return (
+        tuple(o._replace(shape=(o.shape[0], *flat(o.shape[1:]))) for o in operands),
+        tuple(replace(output, shape=flat(output.shape)) for output in outputs),
     )
 
 
-def _kernels(
-    formula: Formula,
-    shapes: tuple[OperandShape, ...],
-    reduces: tuple[str, ...],
-    winners: str,
-    extent: tuple[int, int],
+def kind_of(size: tuple[int, int], heads: int, width: int) -> str:
+    """Return the kind of an output."""
+    return operand_shape(Seen((0, *size), size[0] * size[1], torch.float32), heads, width).kind
+
+
+def _tiles(
     graph: GraphFacts,
-    numbered: bool,
-    accumulate: str,
+    shapes: tuple[OperandShape, ...],
+    sides: dict[int, str],
+    outputs: tuple[Output, ...],
+    extent: tuple[int, int],
+    facts: dict[str, Any],
+    whole: bool,
     dot: bool,
-) -> KernelSet[Recipe]:
+) -> tuple[Tile, Tile, int]:
+    """The tile of rows, with columns of one head, that of pieces, and the heads of a program."""
     heads, width = extent
-    sides = {o.index: o.side for o in operands_of(formula)}
     moving = [i for i, s in enumerate(shapes) if s.kind in ("full", "feature") and sides[i] != "v"]
-    gathers = max(len(moving), 1)
-    resident = sum(sides[i] == "u" for i in moving)
-    itemsize = max((shapes[i].itemsize for i in moving or range(len(shapes))), default=4)
-    states = states_of(reduces, winners)
-    columns = width if dot else heads * width
-    kept = max(len(states), 1)
-    tile = choose_tile(graph.device, *graph[:3], columns, itemsize, gathers, resident, kept, dot)
-    kinds, units, near = zip(*((s.kind, s.unit, s.near) for s in shapes), strict=True)
-    unit = vector_unit(shapes, width)
-    head_of_tile = "one" if dot or heads == 1 or width % tile.columns == 0 else "mixed"
-    adds = dot and columns > tile.columns
-    if dot and not adds and heads > 1 and width < 64 and width & (width - 1) == 0:
-        head_of_tile, unit, columns = "whole", width, heads * width
-        tile = _widened(tile, min(1 << (heads - 1).bit_length(), max(64 // tile.columns, 1)))
-    recipe = Recipe(
-        formula=formula, kinds=kinds, aligned=units, near=near, reduces=reduces, winners=winners,
-        tile=tile, tasks="rows", hubs=False, numbered=numbered, heads=head_of_tile, columns=unit,
-        even=columns % tile.columns == 0, dot=dot, adds=adds, accumulate=accumulate,
-        position="int64" if graph.wide else "int32",
-    )  # fmt: skip
-    whole = replace(recipe, tile=combine_tile(tile))
-    pieces = piece_tile(tile, itemsize, gathers)
-    return KernelSet(recipe, pieces, whole, kernel, combine_kernel)
+    gathers, resident = max(len(moving), 1), sum(sides[i] == "u" for i in moving)
+    of_all = () if whole else range(len(shapes))
+    itemsize = max((shapes[i].itemsize for i in moving or of_all), default=4)
+    if whole:
+        by_edge = any(output.side == "e" for output in outputs)
+        by_edge = by_edge or any(side == "e" and i not in moving for i, side in sides.items())
+        tile, block = attention_tile(
+            graph.device, *graph[:3], heads, width, itemsize, gathers, resident, by_edge
+        )
+    else:
+        states = {(o.formula, o.reduce in ("sum", "mean") or o.reduce) for o in outputs
+                  if o.side != "e"}  # fmt: skip
+        positions = sum(o.reduce in ("max", "min") for o in outputs) if facts["winners"] else 0
+        tile = choose_tile(graph.device, *graph[:3], width if dot else heads * width, itemsize,
+                           gathers, resident, max(len(states) + positions, 1), dot)  # fmt: skip
+        own = 1 << max(width - 1, 0).bit_length()
+        block = min(max(tile.columns // own, 1), 1 << max(heads - 1, 0).bit_length())
+        if dot and heads > 1 and width < 64 and own <= tile.columns:
+            block = min(1 << (heads - 1).bit_length(), max(64 // own, 1))
+            tile = _with_heads(tile, block)
+        tile = replace(tile, columns=min(tile.columns, own))
+    pieces = piece_tile(replace(tile, columns=tile.columns * block), itemsize, gathers)
+    most = max(tile.unroll * tile.rows, 1) if whole else pieces.unroll
+    unroll = min(pieces.unroll, most)
+    return tile, replace(pieces, columns=tile.columns, unroll=unroll), block
 
 
-def _widened(tile: Tile, times: int) -> Tile:
-    """A tile with more columns and fewer edges."""
-    columns = tile.columns * times
+def _with_heads(tile: Tile, heads: int) -> Tile:
+    """A tile with so many times as many columns and fewer edges."""
     if tile.rows == 1:
-        return replace(tile, columns=columns, lanes=max(tile.lanes // times, 1))
-    return replace(tile, columns=columns, rows=max(tile.rows // times, 1))
+        return replace(tile, lanes=max(tile.lanes // heads, 1))
+    return replace(tile, rows=max(tile.rows // heads, 1))

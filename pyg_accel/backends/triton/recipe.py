@@ -2,13 +2,15 @@
 
 from dataclasses import dataclass
 
+from pyg_accel.backends.edges import Output
 from pyg_accel.backends.triton.launch import Tile
-from pyg_accel.formula import Formula
+from pyg_accel.formula import Formula, shape_of
 
-__all__ = ["ACCUMULATORS", "START", "AttentionRecipe", "Common", "Recipe", "states_of", "winning"]
+__all__ = ["SIZES", "EdgeRecipe", "Recipe", "RowRecipe", "State"]
 
-# What a program keeps for each reduction; a sum and a mean share theirs.
-ACCUMULATORS = {
+# (heads, width) of a kind of operand or output, 2 for more than one.
+SIZES = {"full": (2, 2), "head": (2, 1), "feature": (1, 2), "number": (1, 1)}
+_STATES = {
     "sum": "total",
     "mean": "total",
     "sqsum": "squares",
@@ -16,113 +18,149 @@ ACCUMULATORS = {
     "max": "most",
     "min": "least",
 }
-START = {"total": "0.0", "squares": "0.0", "product": "1.0",
-          "most": 'float("-inf")', "least": 'float("inf")'}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Common:
-    """What all kernels depend on.
+class Recipe:
+    """What all kernels depend on: blocks of edges by ``heads`` by ``columns``.
 
     Attributes:
+        outputs: what a kernel computes, of its operands 0, 1, ...
+        stored: the shape of each output, like ``kinds``.
         kinds: of each operand: ``full``, ``head`` [rows, H, 1], ``feature`` [rows, 1, F] or
             ``number`` [rows, 1, 1].
         aligned: of each operand: row strides are counted in units of so many elements; 0 means a
             stride of one element.
         near: of each operand: offsets fit 32 bits.
-        tile: of a program.
+        heads: of a program.
+        columns: of a program, in each head.
+        blocks: programs that share the heads.
+        slices: programs that share the width.
+        unit: the width is counted in units of so many elements.
+        even_heads: the last program has all its heads.
+        even_width: the last program has all its columns.
+        accumulate: dtype of sums.
+    """
+
+    outputs: tuple[Output, ...]
+    stored: tuple[str, ...]
+    kinds: tuple[str, ...]
+    aligned: tuple[int, ...]
+    near: tuple[bool, ...]
+    heads: int
+    columns: int
+    blocks: int
+    slices: int
+    unit: int
+    even_heads: bool
+    even_width: bool
+    accumulate: str
+
+    def size_of(self, formula: Formula) -> tuple[int, int]:
+        """(heads, width) of what a formula computes, 2 for more than one."""
+        return shape_of(formula, {i: SIZES[kind] for i, kind in enumerate(self.kinds)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EdgeRecipe(Recipe):
+    """Of a kernel that goes over the edges of an edge list.
+
+    Attributes:
+        raw: of each operand: ``max`` or ``min`` for bits that a pass with that reduction left.
+        lanes: edges of a program side by side.
+        unroll: neighbouring edges of each lane.
+        traps: ids of nodes that do not exist are an error on the device.
+    """
+
+    raw: tuple[str, ...]
+    lanes: int
+    unroll: int
+    traps: bool = False
+
+    def is_atomic(self, k: int) -> bool:
+        """Whether several edges or programs add to one element of an output, which is 0 before."""
+        if self.outputs[k].side != "e":
+            return True
+        heads, width = SIZES[self.stored[k]]
+        own_heads, own_width = self.size_of(self.outputs[k].formula)
+        return (heads < own_heads and self.blocks > 1) or (width < own_width and self.slices > 1)
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """A block that a program over rows has until all entries of the row are read.
+
+    Attributes:
+        name: of the variable.
+        kind: of reduction, with ``_at`` for positions of winners; of softmax ``top``, the largest
+            score, ``norm``, the sum of exponentials, and ``share``, the weighted sum.
+        shape: like an output.
+        formula: of its messages.
+    """
+
+    name: str
+    kind: str
+    shape: str
+    formula: Formula | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowRecipe(Recipe):
+    """Of a kernel that goes over the rows of a CSR form.
+
+    Attributes:
+        score: outputs are weighted by the softmax of this; None if they are not.
+        winners: positions (``at``), source ids (``col``) or none (``""``) of maxima and minima.
+        infinite: operand that entries which are not there read as infinity: by their formulas the
+            messages of such entries are 0 then. -1 if there is none.
+        adds: sums over the width are added to what earlier launches left, a slice each.
+        tile: rows, lanes and unroll of a program.
         tasks: ``rows``, ``order`` (rows in a given order) or ``pieces`` (of long rows, whose
             results stay raw).
         hubs: rows above the limit are left to others.
         numbered: entries have edge numbers of their own.
-        accumulate: dtype of sums.
         position: dtype of positions in ``col``.
     """
 
-    kinds: tuple[str, ...]
-    aligned: tuple[int, ...]
-    near: tuple[bool, ...]
+    score: Formula | None
+    winners: str
+    infinite: int
+    adds: bool
     tile: Tile
-    tasks: str
-    hubs: bool
+    tasks: str = "rows"
+    hubs: bool = False
     numbered: bool
-    accumulate: str
     position: str
 
+    @property
+    def states(self) -> tuple[State, ...]:
+        """What a program has for each row; a sum and a mean share theirs."""
+        states: dict[object, State] = {}
+        for k, output in enumerate(self.outputs):
+            kind = "share" if self.score is not None else _STATES[output.reduce]
+            key = output.formula, kind
+            if output.side == "e" or key in states:
+                continue
+            states[key] = State(f"{kind}{k}", kind, self.stored[k], output.formula)
+            if self.winners and kind in ("most", "least"):
+                states[key, "at"] = State(f"{kind}{k}_at", f"{kind}_at", self.stored[k])
+        if self.score is not None:
+            states |= {kind: State(kind, kind, "head") for kind in ("top", "norm")}
+        return tuple(states.values())
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe(Common):
-    """Of a kernel that reduces messages.
-
-    Attributes:
-        formula: the message, without sums; summed over the width if ``dot``.
-        reduces: as in the backend's ``gspmm``.
-        winners: positions (``at``), source ids (``col``) or none (``""``) of maxima and minima.
-        heads: a tile has ``one`` head, several whole ones (``whole``), or parts (``mixed``).
-        columns: columns are counted in units of so many elements.
-        even: the last tile of columns is full.
-        dot: messages are summed over the width.
-        adds: results are added to what is there (``dot``).
-    """
-
-    formula: Formula
-    reduces: tuple[str, ...]
-    winners: str
-    heads: str
-    columns: int
-    even: bool
-    dot: bool
-    adds: bool
-
-
-def states_of(reduces: tuple[str, ...], winners: str) -> tuple[str, ...]:
-    """Return what a program keeps: accumulators, and positions of winners."""
-    kept = tuple(dict.fromkeys(ACCUMULATORS[r] for r in reduces if r != "none"))
-    at = tuple(f"{name}_at" for name in kept if winners and name in ("most", "least"))
-    return kept + at
-
-
-def winning(recipe: Recipe) -> list[tuple[int, str]]:
-    """Reductions that have winners: (index, accumulator)."""
-    if not recipe.winners:
-        return []
-    return [(i, ACCUMULATORS[r]) for i, r in enumerate(recipe.reduces) if r in ("max", "min")]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionRecipe(Common):
-    """Of a kernel that holds whole heads.
-
-    Attributes:
-        score: of attention, one number per edge and head; None in a pass of several formulas.
-        value: of attention, what is added up.
-        sums: formulas to add up.
-        widths: of each, whether it has columns.
-        stores: formulas of one number per edge and head to store where their edges lie. Sums over
-            the width, in all formulas, are of more than one column.
-        infinite: operand that entries which are not there read as infinity: by their formulas the
-            messages of such entries are 0 then. -1 if there is none.
-        tile: rows, lanes, unroll; ``columns`` is the width of a head, rounded up.
-        heads: of a program.
-        unit: columns are counted in units of so many elements.
-        even_heads: the last program has all its heads.
-        even_width: a head fills its columns.
-    """
-
-    score: Formula | None
-    value: Formula
-    sums: tuple[Formula, ...]
-    widths: tuple[bool, ...]
-    stores: tuple[Formula, ...]
-    infinite: int
-    heads: int
-    unit: int
-    even_heads: bool
-    even_width: bool
+    def state_of(self, k: int) -> State:
+        """Return the state of an output of rows."""
+        kind = "share" if self.score is not None else _STATES[self.outputs[k].reduce]
+        formula = self.outputs[k].formula
+        return next(s for s in self.states if s.kind == kind and s.formula == formula)
 
     @property
-    def states(self) -> tuple[tuple[str, bool], ...]:
-        """What a program keeps for each row: (name, whether it has columns)."""
+    def results(self) -> tuple[str, ...]:
+        """Names of what a kernel over whole rows stores, an element a row."""
+        names = [f"out{k}" for k, output in enumerate(self.outputs) if output.side != "e"]
         if self.score is not None:
-            return ("acc", True), ("most", False), ("total", False)
-        return tuple((f"acc{k}", wide) for k, wide in enumerate(self.widths))
+            names.append("sums")
+        if self.winners:
+            names += [f"winner{k}" for k, output in enumerate(self.outputs)
+                      if output.reduce in ("max", "min")]  # fmt: skip
+        return tuple(names)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pyg_accel.backends.dtypes import accumulate
-from pyg_accel.backends.sampling import Sampling, primes
+from pyg_accel.backends.sampling import Sampling
 from pyg_accel.backends.triton.kernels.sampled import choose_kernel, sum_kernel
 from pyg_accel.backends.triton.launcher import launch, type_of
 from pyg_accel.backends.triton.padding import padded, pays
@@ -75,14 +75,13 @@ def run(
     scale: Tensor | None,
     weight: Tensor | None,
     sampling: Sampling,
-    seed: Tensor | None,
     tile: SampledTile | None = None,
 ) -> Tensor:
     """Lay the columns of the sampled entries side by side, then add their rows up."""
     rows, entries = csr.num_rows, csr.col.numel()
     _, heads, features = x.shape
     if scale is None and pays(x, min(rows * sampling.width, entries), rows):
-        out = run(csr, padded(x), None, weight, sampling, seed, tile)
+        out = run(csr, padded(x), None, weight, sampling, tile)
         return out[..., :features].contiguous()
     out = torch.empty(rows, heads, features, device=x.device,
                       dtype=x.dtype if scale is None else scale.dtype)  # fmt: skip
@@ -102,8 +101,7 @@ def run(
         "POS": type_of(torch.int32 if small else torch.int64),
         "PADDED": rows * width < entries,
     }
-    gcn = sampling.rescale == "gcn"
-    factors = weight is not None or by_row or gcn
+    factors = weight is not None or by_row
     sources, values, kept = csr.col, None, 0
     if sampling.strategy == "bucket" and not factors:
         shared["PADDED"] = False  # the chosen columns lie side by side as they are
@@ -112,13 +110,12 @@ def run(
         sources = csr.col.new_empty(kept)
         if factors:
             values = torch.empty(heads, kept, dtype=kind, device=x.device)
-        random = sampling.strategy == "random"
         block, lanes = CHOOSE_TILE
         launch(
             choose_kernel,
             (-(-rows // block), heads if factors else 1),
-            (csr.rowptr, csr.col, csr.eid, scale if by_row else None, weight, seed,
-             primes(x.device) if random else None, sources, values, rows, heads, width, kept),
+            (csr.rowptr, csr.col, csr.eid, scale if by_row else None, weight, sources, values,
+             rows, heads, width, kept),
             warps=4,
             ROWS=block,
             LANES=min(lanes, 1 << (width - 1).bit_length()),
@@ -126,23 +123,16 @@ def run(
             WEIGHTED="" if weight is None else "edge" if weight.size(1) == 1 else "head",
             NUMBERED=csr.eid is not None,
             ROW_SCALE=by_row,
-            GCN=gcn,
             **shared,
         )  # fmt: skip
 
-    stored, kind_of_bytes = x, ""
-    if scale is not None:
-        kind_of_bytes = "int8"
-        if x.dtype == torch.float8_e4m3fn:
-            native = x.is_cuda and torch.cuda.get_device_capability(x.device) >= (8, 9)
-            stored, kind_of_bytes = x.view(torch.uint8), "fp8 native" if native else "fp8"
     unit = max(16 // x.element_size(), 1)
     if features % unit or x.stride(0) % unit or x.data_ptr() % 16 or out.data_ptr() % 16:
         unit = 1
     launch(
         sum_kernel,
         (-(-rows // tile.rows), -(-features // tile.columns) * heads),
-        (csr.rowptr, sources, values, stored, None if by_row else scale, out, rows,
+        (csr.rowptr, sources, values, x, None if by_row else scale, out, rows,
          features // unit, x.stride(0) // unit, heads, width, kept),
         warps=tile.warps,
         ROWS=tile.rows,
@@ -153,7 +143,7 @@ def run(
         RESCALE=sampling.rescale,
         FACTORS=factors,
         COLUMN_SCALE=scale is not None and not by_row,
-        BYTES=kind_of_bytes,
+        INT8=scale is not None,
         **shared,
     )  # fmt: skip
     return out

@@ -27,8 +27,7 @@ class Primitive:
             ``sddmm`` one dot product of ``cols`` features per edge, ``scale_edges`` a diagonal (or
             two) times the matrix, ``edge_softmax``; ``sampled_spmm``, which takes ``inner`` entries
             of each row. On compressed rows with ``inner`` columns each: ``maxk`` (dense) makes
-            them, ``cbsr_spmm`` sums them, ``sspmm`` is its gradient, and ``cbsr_mm`` multiplies
-            them with a weight, as do both of its gradients.
+            them, ``cbsr_spmm`` sums them, and ``sspmm`` is its gradient.
         rows: rows of the result.
         inner: inner dimension of a product, or the columns or entries that are read of each row, or
             0.

@@ -114,7 +114,7 @@ def read(folder: Path, device: Device) -> Learned:
         booster = xgboost.Booster(model_file=path)
         if booster.num_features() != len(NAMES):
             raise ValueError(f"it reads {booster.num_features()} features, not {len(NAMES)}")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"expected cost models in '{path}': {_summary(error)}") from error
     if measured_on != device:
         raise ValueError(f"the cost models in '{folder}' are of {measured_on}, not of {device}")

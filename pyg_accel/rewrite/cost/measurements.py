@@ -2,8 +2,10 @@
 
 import csv
 import datetime
+import os
 import time
 from dataclasses import asdict, fields, replace
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -42,10 +44,10 @@ def collect(device: torch.device, path: Path, minutes: float = float("inf")) -> 
     """
     from tqdm import tqdm
 
-    if path.exists() and not (text := path.read_text()).endswith("\n"):
-        path.write_text(text[: text.rfind("\n") + 1])  # a run was killed while it wrote a line
     here = Device.of(device)
     done = set(read_measurements(path, here)[list(KEY)].itertuples(index=False, name=None))
+    if path.exists() and not (text := path.read_bytes()).endswith(b"\n"):
+        os.truncate(path, text.rfind(b"\n") + 1)  # a run was killed while it wrote a line
     facts = asdict(here) | {"torch": torch.__version__, "pyg_accel": pyg_accel.__version__,
                               "date": datetime.date.today().isoformat()}  # fmt: skip
     planned = [(case, p) for case in graph_cases(device.type) for p in calls(device.type, case)]
@@ -83,13 +85,21 @@ def read_measurements(path: Path, device: Device | None = None) -> Any:
     """
     import pandas as pd
 
-    if not path.exists() or path.stat().st_size == 0:
-        return pd.DataFrame(columns=COLUMNS)
-    frame = pd.read_csv(path, dtype={"name": str, "isa": str}).fillna({"isa": ""})
-    if lacking := [name for name in COLUMNS if name not in frame]:
-        raise ValueError(f"'{path}' has no column {', '.join(lacking)}: it holds no measurements")
-    # Files of earlier versions have the rows of a graph in one column only.
-    frame["rows"] = frame["rows"].fillna(frame["num_rows"]).astype(int)
+    text = path.read_bytes() if path.exists() else b""
+    header, line_end, rows = text.partition(b"\n")
+    names = ",".join(COLUMNS).encode()
+    # A run may have been killed while it wrote a line, the first one included.
+    if header.rstrip() != names if line_end else not (names + b"\r").startswith(header):
+        raise ValueError(f"'{path}' holds no measurements: its first line has no column names "
+                         f"{','.join(COLUMNS[:3])},...")  # fmt: skip
+    try:
+        frame = pd.read_csv(BytesIO(rows[: rows.rfind(b"\n") + 1]), names=COLUMNS,
+                            dtype={"name": str, "isa": str})  # fmt: skip
+        # Files of earlier versions have the rows of a graph in one column only.
+        frame["rows"] = frame["rows"].fillna(frame["num_rows"]).astype(int)
+    except ValueError as error:
+        raise ValueError(f"'{path}' holds a line that is no measurement: {error}") from error
+    frame = frame.fillna({"isa": ""})
     if device is not None and (others := devices_of(frame) - {device}):
         raise ValueError(f"'{path}' is of {others.pop()}, not of {device}: name another folder")
     return frame

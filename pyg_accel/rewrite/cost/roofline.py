@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 import torch
 
@@ -13,6 +13,7 @@ from pyg_accel.rewrite.cost.features import GraphFeatures
 __all__ = ["Machine", "Roofline", "machine_of"]
 
 VALUE = 4  # bytes: of float32, and of 32-bit ids
+_MAY_BE_0 = ("edge", "row", "overlaps", "fused")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,12 @@ class Machine:
     entry: float = 4.0
     link: float = 1e9
     fused: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Refuse figures that no machine has, as infinity, which JSON can spell."""
+        for name, value in asdict(self).items():
+            if not (0 if name in _MAY_BE_0 else 1e-15) <= value <= 1e21:
+                raise ValueError(f"no machine has {name}={value!r}")
 
 
 # Fitted to benchmarks/results/cost_measurements: those of one H200, and for one core those of two
@@ -134,8 +141,6 @@ class Roofline:
             return self._with_call(self._stream(2 * p.rows * p.cols), m.call)
         if p.name == "exchange":
             return self._with_call(VALUE * p.rows * p.cols / m.link, m.sparse_call)
-        if p.name == "cbsr_mm":  # twice the time of the same products in a dense matrix
-            return self._with_call(4 * p.rows * p.inner * p.cols / m.flops, m.call)
         if p.name == "maxk":  # a few passes over each row
             return self._with_call(4 * VALUE * p.rows * p.cols / m.memory, m.call)
         if p.graph is None:

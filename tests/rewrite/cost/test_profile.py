@@ -287,3 +287,80 @@ def test_no_learned_model_is_shipped():
     package = Path(pyg_accel.__file__).parent
     large = [f for f in package.rglob("*") if f.suffix in (".json", ".csv")]
     assert sum(f.stat().st_size for f in large) < 100_000
+
+
+HEADER = ",".join(collecting.COLUMNS)
+FOREIGN = {
+    "a line without its end": "my notes, one line without newline",
+    "lines, the last without its end": "my notes\nof two lines",
+    "an empty line": "\n",
+    "no text": b"\xff\xfe\x00\n\x00",
+    "columns in another order": ",".join(reversed(collecting.COLUMNS)) + "\n1",
+    "a further column": HEADER + ",mine\n1",
+    "other rows": HEADER + "\nmy notes\nmore",
+    "a longer row": HEADER + "\n" + "1," * 99 + "\nmore",
+}
+
+
+@pytest.mark.parametrize("what", FOREIGN)
+def test_a_file_of_something_else_stays_as_it_is(small, tmp_path, what, capsys):
+    folder = tmp_path / Device.of("cpu").slug
+    folder.mkdir()
+    content = FOREIGN[what]
+    content = content if isinstance(content, bytes) else content.encode()
+    (folder / "measurements.csv").write_bytes(content)
+    assert program.main(["profile", "--out", str(tmp_path)]) == 2
+    assert f"'{folder}/measurements.csv' " in capsys.readouterr().err
+    assert (folder / "measurements.csv").read_bytes() == content
+    assert [p.name for p in folder.iterdir()] == ["measurements.csv"]
+
+
+@pytest.mark.parametrize("content", ["", HEADER[:7], HEADER, HEADER + "\r", HEADER + "\r\n"])
+def test_a_run_that_was_killed_while_it_began_goes_on(small, tmp_path, content):
+    path = tmp_path / "m.csv"
+    path.write_bytes(content.encode())
+    assert collecting.collect(CPU, path)
+    assert len(collecting.read_measurements(path)) == len(small)
+    assert path.read_text().count("graph,primitive") == 1
+
+
+def test_a_folder_that_cannot_be_made_is_an_error_of_a_line(small, tmp_path, capsys):
+    (tmp_path / "file").write_text("x")
+    assert program.main(["profile", "--out", str(tmp_path / "file" / "below")]) == 2
+    assert "Not a directory" in capsys.readouterr().err
+
+
+FIGURES = ["flops", "memory", "cache_bytes", "edge", "call", "fused"]
+
+
+@pytest.mark.parametrize("value", ["1e400", "NaN", "-1.0", "null", '"x"', "1e308"])
+@pytest.mark.parametrize("name", FIGURES)
+def test_figures_that_no_machine_has_are_named(models, name, value):
+    path = models / learned.ABOUT
+    about = json.loads(path.read_text())
+    about["machine"][name] = "here"
+    path.write_text(json.dumps(about).replace('"here"', value))
+    with pytest.raises(ValueError, match=f"expected cost models in '{path}'"):
+        cost_model("cpu")
+
+
+def test_a_rate_of_zero_is_no_figure_and_a_time_of_zero_is(models):
+    about = json.loads((models / learned.ABOUT).read_text())
+    for name, fine in (("edge", True), ("flops", False)):
+        changed = about | {"machine": about["machine"] | {name: 0.0}}
+        (models / learned.ABOUT).write_text(json.dumps(changed))
+        learned.read.cache_clear()
+        if fine:
+            assert cost_model("cpu").source.startswith("a model learned on")
+        else:
+            with pytest.raises(ValueError, match=f"no machine has {name}=0"):
+                cost_model("cpu")
+
+
+def test_deep_json_is_no_cost_model(models, capsys, monkeypatch):
+    (models / learned.ABOUT).write_text("[" * 100_000)
+    with pytest.raises(ValueError, match="RecursionError"):
+        cost_model("cpu")
+    monkeypatch.setattr("pyg_accel.doctor.examine", list)
+    assert program.main(["doctor"]) == 1
+    assert "cost model: wrong: expected cost models in" in capsys.readouterr().out

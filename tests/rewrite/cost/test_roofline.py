@@ -13,14 +13,12 @@ SPARSE = ("spmm", "spmm_weighted", "sddmm", "scale_edges", "edge_softmax", "cbsr
 
 def primitive(name: str, cols: int) -> Primitive:
     sparse = name in SPARSE
-    part = name in ("cbsr_spmm", "sspmm", "sampled_spmm", "maxk", "cbsr_mm")
+    part = name in ("cbsr_spmm", "sspmm", "sampled_spmm", "maxk")
     inner = 16 if part else 0 if sparse else 64
     return Primitive(name, 100_000, inner, cols, graph=GRAPH if sparse else None)
 
 
-@pytest.mark.parametrize(
-    "name", ["gemm", "gemm_tn", "scale_rows", "elementwise", "maxk", "cbsr_mm", *SPARSE]
-)
+@pytest.mark.parametrize("name", ["gemm", "gemm_tn", "scale_rows", "elementwise", "maxk", *SPARSE])
 def test_every_primitive_takes_time_and_wider_ones_no_less(name):
     model = Roofline.of("cpu")
     narrow, wide = model.many([primitive(name, 32), primitive(name, 256)])

@@ -6,7 +6,7 @@ Written with Triton's own operations alone, so that the interpreter runs them to
 import triton
 import triton.language as tl
 
-__all__ = ["log1p", "most_of", "multiply", "power", "softplus", "tanh"]
+__all__ = ["from_ordered", "log1p", "most_of", "multiply", "ordered", "power", "softplus", "tanh"]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -59,3 +59,28 @@ def most_of(values: tl.tensor, axis: tl.constexpr) -> tl.tensor:
     spoiled = tl.sum((values != values).to(tl.int32), axis=axis, keep_dims=True) > 0
     clean = tl.where(values != values, float("-inf"), values)
     return tl.where(spoiled, float("nan"), tl.max(clean, axis=axis, keep_dims=True))
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def ordered(x: tl.tensor, bits: tl.constexpr) -> tl.tensor:
+    """Unsigned integers in the order of floats: equal zeros, NaN above all, and 0 below all."""
+    x = tl.where(x == 0.0, 0.0, tl.where(x == x, x, float("nan")))
+    if bits == tl.uint64:
+        i = x.to(tl.int64, bitcast=True)
+        i = tl.where(i < 0, ~i, i ^ (-(2**63)))
+    else:
+        i = x.to(tl.int32, bitcast=True)
+        i = tl.where(i < 0, ~i, i ^ (-(2**31)))
+    return i.to(bits, bitcast=True)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def from_ordered(bits: tl.tensor, dtype: tl.constexpr) -> tl.tensor:
+    """The floats of :func:`ordered` integers."""
+    if dtype == tl.float64:
+        i = bits.to(tl.int64, bitcast=True)
+        i = tl.where(i < 0, i ^ (-(2**63)), ~i)
+    else:
+        i = bits.to(tl.int32, bitcast=True)
+        i = tl.where(i < 0, i ^ (-(2**31)), ~i)
+    return i.to(dtype, bitcast=True)

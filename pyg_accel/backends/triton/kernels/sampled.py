@@ -17,65 +17,33 @@ RUN = tl.constexpr(256)  # entries of a lane that are added up before they join 
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _walk(
-    row: tl.tensor,
-    degree: tl.tensor,
-    width: tl.tensor,
-    seed_ptr: tl.tensor,
-    steps_ptr: tl.tensor,
-    RANDOM: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor]:
-    """Where the samples of rows begin, and how far their entries lie apart."""
+def _step(degree: tl.tensor, width: tl.tensor) -> tl.tensor:
+    """How far the entries of the samples of rows lie apart."""
     modulus = tl.maximum(degree, 1)
-    start = degree * 0
-    step = start + 577
-    if RANDOM:
-        which, where, _, _ = tl.randint4x(tl.load(seed_ptr), row.to(tl.int32))
-        step = tl.load(steps_ptr + (which.to(tl.int32, bitcast=True) & 255)).to(degree.dtype)
-        product = where.to(tl.uint32, bitcast=True).to(tl.uint64) * modulus.to(tl.uint64)
-        start = (product >> 32).to(degree.dtype)
-    step = tl.where(modulus % step == 0, 577, step)
-    step = tl.where(modulus % step == 0, 587, step)
+    step = tl.where(modulus % 577 == 0, 587, 577)
     step = tl.where(modulus % step == 0, 593, step)
-    whole = degree <= width
-    return tl.where(whole, 0, start), tl.where(whole, 1, step % modulus)
+    return tl.where(degree <= width, 1, step % modulus)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _position(
-    number: tl.tensor,
-    start: tl.tensor,
-    step: tl.tensor,
-    modulus: tl.tensor,
-    turn: tl.tensor,
-    turned: tl.tensor,
-) -> tl.tensor:
-    """(start + number * step) mod modulus.
+def _position(number: tl.tensor, step: tl.tensor, modulus: tl.tensor, turn: tl.tensor) -> tl.tensor:
+    """Number * step mod modulus.
 
     The quotient in float32 is off by less than 1 for numbers below 2**20, which the launcher sees
     to; larger ones come in 64 bits.
     """
     if number.dtype == tl.int64:
-        return (start + number * step) % modulus
-    turns = (number.to(tl.float32) * turn + turned).to(tl.int32)
-    position = start + number * step - turns * modulus  # products may wrap, the difference not
+        return number * step % modulus
+    turns = (number.to(tl.float32) * turn).to(tl.int32)
+    position = number * step - turns * modulus  # products may wrap, the difference not
     position = tl.where(position < 0, position + modulus, position)
     return tl.where(position >= modulus, position - modulus, position)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _decoded(x: tl.tensor, ACC: tl.constexpr, BYTES: tl.constexpr) -> tl.tensor:
-    """Stored features as numbers; BYTES: "" for floating point, "int8", or "fp8" (e4m3fn)."""
-    if BYTES == "fp8":
-        # Multiplying by 2**120 moves the exponent bias from 7 to 127, subnormals included.
-        word = x.to(tl.uint32)
-        body = word & 0x7F
-        size = (body << 20).to(tl.float32, bitcast=True) * 1.329227995784916e36
-        size = tl.where(body == 0x7F, float("nan"), size)
-        return tl.where((word & 0x80) != 0, -size, size).to(ACC)
-    elif BYTES == "fp8 native":
-        return x.to(tl.float8e4nv, bitcast=True).to(tl.float32).to(ACC)
-    elif BYTES == "int8":
+def _decoded(x: tl.tensor, ACC: tl.constexpr, INT8: tl.constexpr) -> tl.tensor:
+    """Stored features as numbers."""
+    if INT8:
         # As the last byte of 2**23: a GPU converts integers at an eighth of the rate of additions.
         word = (x.to(tl.uint8, bitcast=True) ^ 0x80).to(tl.uint32) | 0x4B000000
         return (word.to(tl.float32, bitcast=True) - 8388736.0).to(ACC)
@@ -90,8 +58,6 @@ def choose_kernel(
     eid_ptr: tl.tensor,
     row_scale_ptr: tl.tensor,
     weight_ptr: tl.tensor,
-    seed_ptr: tl.tensor,
-    steps_ptr: tl.tensor,
     source_ptr: tl.tensor,
     factor_ptr: tl.tensor,
     rows: tl.tensor,
@@ -104,7 +70,6 @@ def choose_kernel(
     WEIGHTED: tl.constexpr,
     NUMBERED: tl.constexpr,
     ROW_SCALE: tl.constexpr,
-    GCN: tl.constexpr,
     PADDED: tl.constexpr,
     ACC: tl.constexpr,
     POS: tl.constexpr,
@@ -121,12 +86,9 @@ def choose_kernel(
     degree = (tl.load(rowptr_ptr + row + 1, mask=ok_row, other=0) - begin).to(POS)
     begin = begin.to(tl.int64)
     count = tl.minimum(degree, width.to(POS))
-    start, step = degree * 0, degree * 0 + 1
-    if STRATEGY != "bucket":
-        start, step = _walk(row, degree, width.to(POS), seed_ptr, steps_ptr, STRATEGY == "random")
     modulus = tl.maximum(degree, 1)
+    step = _step(degree, width.to(POS)).to(POS)
     turn = (step.to(tl.float32) / modulus.to(tl.float32))[:, None]
-    turned = (start.to(tl.float32) / modulus.to(tl.float32))[:, None]
     place = row * width if PADDED else begin
 
     most = tl.max(count, axis=0)
@@ -136,14 +98,13 @@ def choose_kernel(
         ok = number < count[:, None]
         position = number
         if STRATEGY != "bucket":
-            position = _position(number, start[:, None], step[:, None], modulus[:, None], turn,
-                                 turned)  # fmt: skip
+            position = _position(number, step[:, None], modulus[:, None], turn)
         entry = begin[:, None] + position
         source = tl.load(col_ptr + entry, mask=ok, other=0)
         slot = place[:, None] + number
         if head == 0:
             tl.store(source_ptr + slot, source, mask=ok)
-        if WEIGHTED != "" or ROW_SCALE or GCN:
+        if WEIGHTED != "" or ROW_SCALE:
             factor = tl.where(ok, 1.0, 0.0).to(ACC)
             if WEIGHTED != "":
                 if NUMBERED:
@@ -153,11 +114,6 @@ def choose_kernel(
                 factor = tl.load(weight_ptr + entry, mask=ok, other=0).to(ACC)
             if ROW_SCALE:
                 factor *= tl.load(row_scale_ptr + source, mask=ok, other=0.0).to(ACC)
-            if GCN:
-                low = tl.load(rowptr_ptr + source, mask=ok, other=0)
-                high = tl.load(rowptr_ptr + source + 1, mask=ok, other=0)
-                ratio = (high - low).to(ACC) / width.to(ACC)
-                factor *= tl.where(ratio > 1.0, tl.sqrt(ratio), 1.0)
             tl.store(factor_ptr + head.to(tl.int64) * kept + slot, factor, mask=ok)
         done += LANES
 
@@ -184,7 +140,7 @@ def sum_kernel(
     RESCALE: tl.constexpr,
     FACTORS: tl.constexpr,
     COLUMN_SCALE: tl.constexpr,
-    BYTES: tl.constexpr,
+    INT8: tl.constexpr,
     PADDED: tl.constexpr,
     ACC: tl.constexpr,
     POS: tl.constexpr,
@@ -226,7 +182,7 @@ def sum_kernel(
                 source = tl.load(source_ptr + place + number, mask=ok, other=0)
                 where = source.to(tl.int64)[:, None] * (stride * UNIT) + c[None, :]
                 x = tl.load(x_head + where, mask=ok[:, None] & c_ok[None, :], other=0)
-                message = _decoded(x, ACC, BYTES)
+                message = _decoded(x, ACC, INT8)
                 if FACTORS:
                     factor = tl.load(own_factor_ptr + place + number, mask=ok, other=0.0)
                     message *= factor[:, None]
@@ -243,12 +199,7 @@ def sum_kernel(
         count = tl.minimum(degree, width.to(POS))
     if RESCALE != "none":
         taken = tl.maximum(count, 1).to(ACC)
-        if RESCALE == "mean":
-            factor = 1.0 / taken
-        else:
-            factor = degree.to(ACC) / taken
-            if RESCALE == "gcn":
-                factor = tl.sqrt(factor)
+        factor = 1.0 / taken if RESCALE == "mean" else degree.to(ACC) / taken
         total *= factor[:, None]
     if COLUMN_SCALE:
         own = column_scale_ptr + head * features + c

@@ -1,9 +1,0 @@
-#include "cuda/row_spmm_kernel.cuh"
-
-namespace pyg_accel {
-
-void row_spmm_float(RowReduce reduce, const RowSpmmArgs& args, cudaStream_t stream) {
-  row_spmm<float>(reduce, args, stream);
-}
-
-}  // namespace pyg_accel

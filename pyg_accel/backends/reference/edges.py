@@ -1,0 +1,86 @@
+"""Definition of passes over the edges of an edge list."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from pyg_accel.backends.dtypes import accumulate
+from pyg_accel.backends.edges import Output, Passes
+from pyg_accel.backends.reference.messages import evaluate
+from pyg_accel.csr import Edges
+from pyg_accel.formula import Const
+
+__all__ = ["edge_passes"]
+
+
+def edge_passes(edges: Edges, passes: Passes, operands: Sequence[Tensor | None]) -> list[Tensor]:
+    """Evaluate formulas for every edge and reduce them over its source or its target.
+
+    Args:
+        edges: the graph.
+        passes: what each pass computes; see :class:`~pyg_accel.backends.edges.Output`.
+        operands: [rows, 1 | H, 1 | F], contiguous within a row; winners are int32; None for those
+            that no formula reads.
+
+    Returns:
+        [rows, H, F] of each output that is kept; 0 where there is no edge. Winners are int32 and
+        number the edges of the list.
+    """
+    floats = [t.dtype for t in operands if t is not None and t.is_floating_point()]
+    dtype = floats[0] if floats else torch.float32
+    target = edges.edge_index[edges.target].long()
+    source = edges.edge_index[1 - edges.target].long()
+    numbers = torch.arange(target.numel(), device=target.device)
+    place = {"u": source, "v": target, "e": numbers}
+    rows = {"u": edges.num_cols, "v": edges.num_rows, "e": target.numel()}
+    wide = accumulate(dtype)
+    values = [torch.empty(0, 1, 1, dtype=wide) if t is None else t for t in operands]
+    values = [t.to(wide) if t.is_floating_point() else t for t in values]
+    kept = []
+    for part in passes:
+        results = []
+        for output in part:
+            if isinstance(output.formula, Const):
+                message = torch.full((target.numel(), 1, 1), output.formula.value,
+                                     dtype=wide, device=target.device)  # fmt: skip
+            else:
+                message = evaluate(output.formula, values, place).expand(target.numel(), -1, -1)
+            index, count = place[output.side], rows[output.side]
+            if output.reduce == "winner":
+                result = _winners(message, values[output.of], index, source)
+            else:
+                result = _reduced(message, output, index, count)
+            results.append(result)
+            if output.kept:
+                exact = output.wide or output.reduce == "winner"
+                shape = (count, *(output.trailing or output.shape))
+                kept.append((result if exact else result.to(dtype)).reshape(shape))
+        values += results
+    return kept
+
+
+def _reduced(message: Tensor, output: Output, index: Tensor, rows: int) -> Tensor:
+    for dim, size in enumerate(output.shape, 1):
+        if size == 1 != message.size(dim):
+            message = message.sum(dim, keepdim=True)
+    message = message.expand(-1, *output.shape)
+    index = index.view(-1, 1, 1).expand_as(message)
+    name = {"max": "amax", "min": "amin", "sum": "sum"}[output.reduce]
+    zeros = message.new_zeros(rows, *output.shape)
+    return zeros.scatter_reduce(0, index, message, name, include_self=False)
+
+
+def _winners(message: Tensor, best: Tensor, index: Tensor, source: Tensor) -> Tensor:
+    """Return the edge of the lowest source among those whose message is the best."""
+    most = best.index_select(0, index)
+    wins = (message == most) | (message.isnan() & most.isnan())
+    order = source.argsort(stable=True)
+    rank = torch.empty_like(order)
+    rank[order] = torch.arange(order.numel(), device=order.device)
+    none = order.numel()
+    ranks = torch.where(wins, rank.view(-1, 1, 1), none)
+    first = torch.full(best.shape, none, device=best.device)
+    first.scatter_reduce_(0, index.view(-1, 1, 1).expand_as(ranks), ranks, "amin")
+    padded = torch.cat([order, order.new_full((1,), -1)])
+    return padded[first].to(torch.int32)

@@ -1,0 +1,188 @@
+"""CSR matrices: their arrays, how they are checked, and built from lists of edges."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple, ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+
+from pyg_accel.checks import require, shown
+from pyg_accel.native import library_of
+
+__all__ = [
+    "CSR", "INDEX_DTYPES", "Edges", "ascends", "check_csr", "check_perm", "csr_of_edges",
+    "for_autograd", "ptr2index", "transpose",
+]  # fmt: skip
+
+INDEX_DTYPES = (torch.int32, torch.int64)
+
+
+class CSR(NamedTuple):
+    """What a backend sees of a graph: arrays of one index dtype.
+
+    Attributes:
+        rowptr: [num_rows + 1], where the entries of each row begin.
+        col: [E], the column of every entry.
+        eid: [E], the row of edge operands that belongs to every entry; None if they are in order.
+        num_cols: number of columns.
+        sorted: columns ascend within each row.
+        known: what was derived of the matrix (:func:`pyg_accel.facts.known_of`); None where only
+            its arrays tell matrices apart.
+    """
+
+    rowptr: Tensor
+    col: Tensor
+    eid: Tensor | None
+    num_cols: int
+    sorted: bool
+    known: dict[Any, Any] | None = None
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows."""
+        return self.rowptr.numel() - 1
+
+
+class Edges(NamedTuple):
+    """What a backend sees of a graph that has no CSR form.
+
+    Attributes:
+        edge_index: [2, E] int32 or int64.
+        target: row of ``edge_index`` with the target nodes; the other one has the sources.
+        num_rows: number of target nodes.
+        num_cols: number of source nodes.
+    """
+
+    edge_index: Tensor
+    target: int
+    num_rows: int
+    num_cols: int
+
+    def sizes(self) -> tuple[int, ...]:
+        """Return what kernels are told of the graph.
+
+        Numbers of edges, sources and targets; where the ids of sources and of targets begin in the
+        memory of the edge list, and how far the ids of neighbouring edges are apart.
+        """
+        rows, step = self.edge_index.stride()
+        at = (0, rows) if self.target == 1 else (rows, 0)
+        return self.edge_index.size(1), self.num_cols, self.num_rows, *at, step
+
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+def for_autograd(make: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Make arrays that autograd may save, in inference mode too: training may use what is kept."""
+
+    @functools.wraps(make)
+    def made(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        # Dynamo cannot trace the question; compiled code runs in the mode that it was traced in.
+        if torch.compiler.is_compiling() or not torch.is_inference_mode_enabled():
+            return make(*args, **kwargs)
+        with torch.inference_mode(False), torch.no_grad():
+            return make(*args, **kwargs)
+
+    return made
+
+
+def ptr2index(ptr: Tensor, size: int, dtype: torch.dtype = torch.int64) -> Tensor:
+    """Return the row of every entry, as PyG's function of that name does.
+
+    Args:
+        ptr: [N + 1], where the entries of each row begin.
+        size: number of entries, known without waiting for the device.
+        dtype: of the result, [size].
+    """
+    ids = torch.arange(ptr.numel() - 1, dtype=dtype, device=ptr.device)
+    return torch.repeat_interleave(ids, ptr.diff(), output_size=size)
+
+
+@for_autograd
+def csr_of_edges(
+    row: Tensor, col: Tensor, num_rows: int, num_cols: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return rowptr, col and perm of a list of edges, by counting sort."""
+    # 32-bit indices halve what the kernels read beside the features.
+    narrow = _are_narrow(num_rows, num_cols, row)
+    library = library_of(row.device)
+    if library is not None and row.is_cuda and narrow:
+        rowptr, col, perm = library.csr_from_coo(row, col, num_rows, num_cols)
+        return rowptr, col, perm
+    row, col = row.contiguous(), col.contiguous()
+    if library is not None and not row.is_cuda:
+        try:
+            rowptr, col, perm = library.csr_from_coo(row, col, num_rows, num_cols, not narrow)
+        except RuntimeError as error:
+            if "outside of" not in str(error):
+                raise
+            line = str(error).splitlines()[0]
+            raise IndexError(line[line.index("found") :]) from None  # without the place in C++
+        return rowptr, col, perm
+    for name, ids, most in (("target", row, num_rows), ("source", col, num_cols)):
+        inside = ((ids >= 0) & (ids < most)).all()
+        if ids.device.type == "cpu":
+            if not bool(inside):
+                raise IndexError(f"found {name} ids outside of [0, {most})")
+        else:  # as PyG's own kernels do there: without waiting for the device
+            torch._assert_async(inside, f"found {name} ids outside of [0, {most})")
+    dtype = torch.int32 if narrow else torch.int64
+    stride = max(num_cols, 1)
+    keys, perm = torch.sort(row.long() * stride + col, stable=True)
+    starts = torch.arange(0, (num_rows + 1) * stride, stride, device=row.device)
+    rowptr = torch.searchsorted(keys, starts, out_int32=narrow)
+    return rowptr, (keys % stride).to(dtype), perm.to(dtype)
+
+
+def check_csr(rowptr: Tensor, col: Tensor) -> None:
+    """Raise ValueError for arrays that are no CSR matrix, whatever its columns."""
+    for name, array in (("rowptr", rowptr), ("col", col)):
+        if not isinstance(array, Tensor) or array.dim() != 1:
+            raise ValueError(f"expected '{name}' to be a one-dimensional tensor")
+        if array.dtype not in INDEX_DTYPES:
+            raise ValueError(f"expected '{name}' to be int32 or int64 (got {array.dtype})")
+    if rowptr.dtype != col.dtype or rowptr.device != col.device:
+        raise ValueError("expected 'rowptr' and 'col' to share their dtype and device")
+    ends = "expected 'rowptr' to run from 0 to the number of entries of 'col'"
+    if rowptr.numel() == 0:
+        raise ValueError(ends)
+    require((rowptr[0] == 0) & (rowptr[-1] == col.numel()), ends)
+    require((rowptr[1:] >= rowptr[:-1]).all(), "expected 'rowptr' to ascend")
+
+
+def ascends(rowptr: Tensor, col: Tensor) -> Tensor:
+    """Whether columns ascend within each row, as a tensor of one element."""
+    row = ptr2index(rowptr, col.numel())
+    return ((col[1:] >= col[:-1]) | (row[1:] != row[:-1])).all()
+
+
+def check_perm(perm: Tensor, col: Tensor) -> None:
+    """Raise ValueError for what is no permutation of the entries of ``col``."""
+    if not isinstance(perm, Tensor) or perm.shape != col.shape:
+        raise ValueError(f"expected 'perm' to be a tensor {list(col.shape)} (got {shown(perm)})")
+    if perm.dtype != col.dtype or perm.device != col.device:
+        raise ValueError("expected 'perm' to share dtype and device with 'col'")
+    message = f"expected 'perm' to have every number of [0, {col.numel()}) once"
+    require(((perm >= 0) & (perm < col.numel())).all(), message)
+    seen = torch.zeros(col.numel(), dtype=torch.bool, device=col.device)
+    require(seen.index_fill_(0, perm.long(), True).all(), message)
+
+
+def _are_narrow(num_rows: int, num_cols: int, entries: Tensor) -> bool:
+    """Whether indices of 32 bits can count everything."""
+    return max(num_rows, num_cols, entries.numel()) < 2**31 - 1
+
+
+def transpose(rowptr: Tensor, col: Tensor, num_cols: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return colptr, row and the entries of the matrix in the order of its transpose."""
+    library = library_of(col.device)
+    if library is not None and (not col.is_cuda or _are_narrow(rowptr.numel() - 1, num_cols, col)):
+        colptr, row, perm = library.csr_transpose(rowptr, col, num_cols)
+        return colptr, row, perm
+    row = ptr2index(rowptr, col.numel(), col.dtype)
+    columns, perm = torch.sort(col, stable=True)
+    starts = torch.arange(num_cols + 1, dtype=col.dtype, device=col.device)
+    colptr = torch.searchsorted(columns, starts, out_int32=col.dtype == torch.int32)
+    return colptr, row[perm], perm.to(col.dtype)

@@ -1,0 +1,122 @@
+"""The seam that PyG has for pyg-lib: :mod:`pyg_accel.pyg_lib` takes its place there.
+
+PyG looks once, when it is imported, whether pyg-lib is there: :mod:`torch_geometric.typing` has a
+flag for each function, and modules copy flags and the package from it. :func:`give` sets them, and
+the namespaces of operators; :func:`take_back` restores what it set.
+"""
+
+import sys
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch_geometric.typing
+from torch_geometric.loader import graph_saint, shadow
+from torch_geometric.nn.conv import spline_conv
+from torch_geometric.nn.models import dimenet
+
+from pyg_accel import pyg_lib
+from pyg_accel.native import cpu_unavailable_reasons
+from pyg_accel.pyg_lib import operators, sparse_tensor
+from pyg_accel.settings import settings
+
+__all__ = ["batch_to_ptr", "description", "give", "is_given", "served", "take_back"]
+
+_FLAGS = (
+    "WITH_PYG_LIB", "WITH_GMM", "WITH_SEGMM", "WITH_SAMPLED_OP", "WITH_SPLINE", "WITH_GRID_CLUSTER",
+    "WITH_GRACLUS", "WITH_FPS", "WITH_KNN", "WITH_RADIUS", "WITH_NEAREST", "WITH_SOFTMAX",
+    "WITH_INDEX_SORT", "WITH_METIS", "WITH_EDGE_TIME_NEIGHBOR_SAMPLE",
+    "WITH_WEIGHTED_NEIGHBOR_SAMPLE",
+)  # fmt: skip
+_MISSING = object()
+_before: list[tuple[Any, str, Any]] = []  # what was set: where, the name, and the value before
+_stock: dict[str, Any] = {}  # the values of the names of torch_geometric.typing
+_givers = 0
+
+
+def served() -> str:
+    """Return what serves PyG while patched: ``"pyg_accel"``, or ``"pyg-lib"`` if installed."""
+    return "pyg-lib" if find_spec("pyg_lib") and not settings.replace_pyg_lib else "pyg_accel"
+
+
+def description() -> str:
+    """Return in words what serves PyG's calls of pyg-lib on the CPU while patched."""
+    if served() != "pyg_accel":
+        return "pyg-lib, which is installed (PYG_ACCEL_REPLACE_PYG_LIB=1 gives PyG pyg_accel's)"
+    names = ("knn", "radius", "nearest", "fps", "graclus_cluster", "random_walk")
+    by_kernel = [f"{name} {operators.serving(name)}" for name in names]
+    metis = "pymetis" if find_spec("pymetis") else "communities (pip install pymetis for METIS)"
+    return f"pyg_accel: {', '.join(by_kernel)}, metis {metis}"
+
+
+def batch_to_ptr(function: Any, batch: Any, batch_size: int | None = None) -> Any:
+    """Stand in for the function that finds where each example begins.
+
+    Raises:
+        ValueError: for a batch that is not sorted, of which it would make something else.
+    """
+    if is_given() and batch is not None and bool((batch.diff() < 0).any()):
+        raise ValueError("expected 'batch' to ascend: sort the points by example")
+    return function(batch, batch_size)
+
+
+def is_given() -> bool:
+    """Return whether PyG has our module now."""
+    return bool(_stock)
+
+
+def give() -> None:
+    """Let PyG have our module, where it has none or is to have ours; count the calls."""
+    global _givers
+    _givers += 1
+    if _givers > 1 or served() != "pyg_accel":
+        return
+    lacks_sparse = not torch_geometric.typing.WITH_TORCH_SPARSE
+    new: dict[str, Any] = dict.fromkeys(_FLAGS, True)
+    # Without the native library torch-sparse samples neighbours, if it is there.
+    samples = lacks_sparse or not cpu_unavailable_reasons()
+    new |= {"pyg_lib": pyg_lib, "WITH_PYG_LIB": samples}
+    _stock.update({name: getattr(torch_geometric.typing, name) for name in new})
+    for module in _modules():
+        for name, value in new.items():
+            if vars(module).get(name, _MISSING) is _stock[name]:
+                _set(module, name, value)
+    _set(torch.ops, "pyg", operators.NAMESPACE)
+    for name in ("spline_basis", "spline_weighting"):
+        _set(spline_conv, name, getattr(pyg_lib.ops, name))
+    if lacks_sparse:
+        _set(torch.ops, "torch_sparse", sparse_tensor.NAMESPACE)
+        _set(shadow, "WITH_TORCH_SPARSE", True)
+        for module in (shadow, graph_saint, dimenet):
+            _set(module, "SparseTensor", sparse_tensor.SparseTensor)
+
+
+def take_back() -> None:
+    """End one :func:`give`; after the last, PyG has what it had."""
+    global _givers
+    _givers -= 1
+    if _givers:
+        return
+    while _before:
+        where, name, value = _before.pop()
+        if value is _MISSING:
+            delattr(where, name)
+        else:
+            setattr(where, name, value)
+    for module in _modules() if _stock else ():  # those that were imported meanwhile
+        for name in _stock.keys() & vars(module).keys():
+            if vars(module)[name] is pyg_lib or vars(module)[name] is True:
+                setattr(module, name, _stock[name])
+    _stock.clear()
+
+
+def _modules() -> list[ModuleType]:
+    named = list(sys.modules.items())
+    return [m for name, m in named
+            if name.startswith("torch_geometric.") and isinstance(m, ModuleType)]  # fmt: skip
+
+
+def _set(where: Any, name: str, value: Any) -> None:
+    _before.append((where, name, vars(where).get(name, _MISSING)))
+    setattr(where, name, value)

@@ -1,0 +1,169 @@
+"""Clusters and samples of points and nodes: ``grid_cluster``, ``graclus_cluster``, ``fps``."""
+
+import torch
+from torch import Tensor
+
+from pyg_accel.native import library_of
+from pyg_accel.pyg_lib import kernels
+
+__all__ = ["edge_sample", "fps", "graclus_cluster", "grid_cluster", "sampler_of"]
+
+
+def grid_cluster(
+    pos: Tensor, size: Tensor, start: Tensor | None = None, end: Tensor | None = None
+) -> Tensor:
+    """Number the voxels that points lie in, the first dimension fastest.
+
+    Args:
+        pos: [N, D].
+        size: [D], of a voxel.
+        start: [D], where the grid begins; by default at the smallest coordinates.
+        end: [D], where it ends; by default at the largest.
+
+    Returns:
+        [N] int64.
+    """
+    if pos.size(0) == 0:
+        return torch.empty(0, dtype=torch.int64, device=pos.device)
+    start = pos.min(0).values if start is None else start
+    end = pos.max(0).values if end is None else end
+    voxels = torch.div(end - start, size, rounding_mode="trunc").long() + 1
+    strides = torch.cat([voxels.new_ones(1), voxels.cumprod(0)[:-1]])
+    return (torch.div(pos - start, size, rounding_mode="trunc").long() * strides).sum(1)
+
+
+def fps(src: Tensor, ptr: Tensor, ratio: float = 0.5, random_start: bool = True) -> Tensor:
+    """Sample points of every example, each the farthest from those before; ties by index.
+
+    Args:
+        src: [N, D].
+        ptr: [B + 1] int64, where the points of each example begin.
+        ratio: of the points of an example, rounded up.
+        random_start: begin with a random point; else with the first.
+
+    Returns:
+        Ids of points, example by example, in the order in which they were chosen.
+
+    Raises:
+        ValueError: for shapes or pointers that do not fit, or a ratio outside of (0, 1].
+    """
+    if src.dim() != 2 or ptr.dim() != 1 or ptr.numel() == 0:
+        raise ValueError(f"expected 'src' [N, D] and 'ptr' [B + 1] (got {list(src.shape)} and "
+                         f"{list(ptr.shape)})")  # fmt: skip
+    if not 0 < ratio <= 1:
+        raise ValueError(f"expected 'ratio' to be above 0 and at most 1 (got {ratio})")
+    src = src.detach().contiguous()
+    src = src if src.dtype == torch.float64 else src.float()
+    ptr = ptr.to(src.device, torch.int64)
+    count = ptr.diff()
+    ends = (0, src.size(0))
+    if not src.is_cuda and ((int(ptr[0]), int(ptr[-1])) != ends or bool((count < 0).any())):
+        raise ValueError(f"expected 'ptr' to ascend from 0 to {src.size(0)}")
+    chosen = (count.float() * ratio).ceil().long()
+    ptr_out = torch.cat([chosen.new_zeros(1), chosen.cumsum(0)])
+    first = torch.zeros_like(count)
+    if random_start:
+        first = (torch.rand(count.numel(), device=src.device) * count).long().minimum(count - 1)
+    first.clamp_(min=0)
+    kernel = sampler_of(src)
+    if kernel == "triton":
+        return kernels.farthest_points(src, ptr, ptr_out, first)
+    if kernel == "cpu":
+        sample = library_of(src.device).farthest_points
+        found: Tensor = sample(src, ptr.contiguous(), ptr_out, first)
+        return found
+    return farthest_points(src, ptr, chosen, first)
+
+
+def sampler_of(src: Tensor) -> str:
+    """Return what samples points: ``cpu``, ``triton``, or ``torch``."""
+    if src.is_cuda:
+        return "triton" if src.dtype != torch.float64 and kernels.fits(src, 1) else "torch"
+    return "torch" if library_of(src.device) is None else "cpu"
+
+
+def farthest_points(src: Tensor, ptr: Tensor, chosen: Tensor, first: Tensor) -> Tensor:
+    """Sample by torch's operators, all examples at once: the reference of the kernels.
+
+    Args:
+        src: [N, D].
+        ptr: [B + 1].
+        chosen: [B], how many points of each example.
+        first: [B], the place of the first in the example.
+    """
+    count = ptr.diff()
+    width = int(count.max()) if count.numel() else 0
+    place = ptr[:-1, None] + torch.arange(width, device=src.device)
+    inside = place < ptr[1:, None]
+    points = src[place.clamp(max=max(src.size(0) - 1, 0))]  # [B, width, D]
+    distance = torch.full_like(points[..., 0], torch.inf).where(inside, -1)
+    steps = int(chosen.max()) if chosen.numel() else 0
+    order = torch.empty(count.numel(), steps, dtype=torch.int64, device=src.device)
+    each = torch.arange(count.numel(), device=src.device)
+    for step in range(steps):
+        order[:, step] = ptr[:-1] + first
+        gap = (points - points[each, first].unsqueeze(1)).square().sum(-1)
+        distance = torch.minimum(distance, gap).where(inside, -1)
+        first = (distance == distance.amax(1, keepdim=True)).int().argmax(1)
+    return order[torch.arange(steps, device=src.device) < chosen[:, None]]
+
+
+def graclus_cluster(rowptr: Tensor, col: Tensor, weight: Tensor | None = None) -> Tensor:
+    """Match nodes with a neighbour each, in a random order, as Graclus coarsens graphs.
+
+    The order comes from torch's generator of the CPU, where also graphs of a GPU are matched.
+
+    Args:
+        rowptr: [N + 1].
+        col: [E].
+        weight: [E]; the heaviest edge to a free neighbour is taken. By default the first.
+
+    Returns:
+        [N], for both nodes of a pair the smaller id, for others their own.
+    """
+    size = rowptr.numel() - 1
+    order = torch.randperm(size)
+    graph = rowptr.cpu().long().contiguous(), col.cpu().long().contiguous()
+    heavy = None if weight is None else weight.detach().cpu().double().contiguous()
+    library = library_of(order.device)
+    if library is not None:
+        found: Tensor = library.graclus(*graph, heavy, order)
+        return found.to(rowptr)
+    cluster = [-1] * size
+    begins, neighbors = (t.tolist() for t in graph)
+    heavier = None if heavy is None else heavy.tolist()
+    for u in order.tolist():
+        edges = [e for e in range(begins[u], begins[u + 1])
+                 if cluster[neighbors[e]] < 0 and neighbors[e] != u]  # fmt: skip
+        if cluster[u] >= 0:
+            continue
+        if heavier is not None:  # of several that are as heavy, the last
+            edges = sorted(edges, key=lambda e: (-heavier[e], -e))
+            edges = [e for e in edges if heavier[e] >= 0]
+        v = neighbors[edges[0]] if edges else u
+        cluster[u] = cluster[v] = min(u, v)
+    return torch.tensor(cluster, dtype=torch.int64).to(rowptr)
+
+
+def edge_sample(start: Tensor, rowptr: Tensor, count: int = 0, factor: float = 1.0) -> Tensor:
+    """Sample edges of nodes, without replacement.
+
+    Args:
+        start: [S] nodes.
+        rowptr: [N + 1].
+        count: edges of each node; below 1, ``factor`` counts.
+        factor: of the edges of a node, rounded up.
+
+    Returns:
+        Ids of edges, node by node.
+    """
+    begin = rowptr[start]
+    degree = rowptr[start + 1] - begin
+    node = torch.repeat_interleave(degree)
+    first = degree.cumsum(0) - degree
+    place = torch.arange(node.numel(), device=node.device) - first[node]
+    key = torch.rand(node.numel(), device=node.device, dtype=torch.float64)
+    order = (node + key).argsort()  # shuffled within each node
+    size = (degree * factor).ceil().long() if count < 1 else torch.full_like(degree, count)
+    taken = place < size[node]
+    return (begin[node] + order - first[node])[taken]
