@@ -1,6 +1,5 @@
 """The graph as kernels read it: CSR by target node, its transpose, the way back to edges."""
 
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,12 +19,10 @@ from pyg_accel.csr import (
     ptr2index,
     transpose,
 )
+from pyg_accel.edge_list import EdgeList
 from pyg_accel.machine import is_captured
 
-__all__ = ["CSR", "Graph", "check_graph", "for_autograd", "pays_to_build", "ptr2index"]
-
-# Of building a graph, its transpose and the plans of a few calls on an H100, host included.
-BUILD_SECONDS, BUILD_SECONDS_AN_EDGE = 5e-4, 3e-10
+__all__ = ["CSR", "Graph", "check_graph", "for_autograd", "ptr2index"]
 
 
 class Graph:
@@ -105,7 +102,7 @@ class Graph:
         self.extra_seconds = 0.0
         self.counts: Tensor | None = None
         self.plans: dict[Any, Any] = {}
-        self._edges: _EdgeList | None = None
+        self._edges: EdgeList | None = None
         self._target = 1
         self._captured = False
         self._transposed: tuple[Tensor, Tensor, Tensor] | None = None
@@ -282,7 +279,7 @@ class Graph:
         graph = cls.__new__(cls)
         graph._describe(num_rows, num_cols, edge_index.size(1), edge_index)
         graph._target = target
-        graph._edges = _EdgeList(edge_index)
+        graph._edges = EdgeList(edge_index)
         graph._captured = is_captured(edge_index)
         return graph
 
@@ -354,68 +351,6 @@ class Graph:
         )
 
 
-class _EdgeList:
-    """A reference to an edge list [2, E], which must not change before it is read.
-
-    Attributes:
-        strong: the list, where the graph keeps it alive.
-    """
-
-    __slots__ = ("_part", "_version", "_weak", "strong")
-
-    def __init__(self, edge_index: Tensor) -> None:
-        self.strong: Tensor | None = edge_index
-        self._version = None if edge_index.is_inference() else edge_index._version
-        self._weak: weakref.ref[Tensor] | None = None
-        self._part: tuple[Any, ...] = ()
-
-    def release(self) -> None:
-        """Do not keep it alive."""
-        edge_index = self.strong
-        if edge_index is not None:
-            self._weak, self.strong = weakref.ref(edge_index), None
-            self._part = (
-                weakref.ref(edge_index.untyped_storage()), edge_index.dtype,
-                (edge_index.storage_offset(), edge_index.shape, edge_index.stride()),
-            )  # fmt: skip
-
-    def tensor(self) -> Tensor | None:
-        """Return it; None if that tensor has been freed, though its memory may not be."""
-        edge_index = self.strong if self._weak is None else self._weak()
-        if edge_index is None or self._version in (None, edge_index._version):
-            return edge_index
-        raise RuntimeError("the edge list of a graph was changed in place before it was read")
-
-    def restored(self) -> Tensor:
-        """Return it, or another tensor of the same memory."""
-        edge_index = self.tensor()
-        if edge_index is not None:
-            return edge_index
-        owner, dtype, part = self._part
-        storage = owner()
-        if storage is None:
-            raise RuntimeError("the edge list of a graph was freed before it was read")
-        empty = torch.empty(0, dtype=dtype, device=storage.device)
-        restored: Tensor = empty.set_(storage, *part)
-        return restored
-
-
-def pays_to_build(graph: Graph, seconds: float) -> bool:
-    """Return whether a graph is to be built before a call that takes so much longer if it is not.
-
-    If not, the time is added to the account of the graph, which is built when that reaches the time
-    of building: at most twice the best in hindsight, whatever follows.
-
-    Args:
-        graph: a graph that is not built.
-        seconds: what the call and its gradient take longer on the edge list.
-    """
-    if graph.extra_seconds >= BUILD_SECONDS + BUILD_SECONDS_AN_EDGE * graph.num_edges:
-        return True
-    graph.extra_seconds += seconds
-    return False
-
-
 def check_graph(graph: object) -> None:
     """Raise ValueError for what is no graph, with the way to make one."""
     if not isinstance(graph, Graph):
@@ -424,17 +359,3 @@ def check_graph(graph: object) -> None:
             f"expected 'graph' to be a Graph (got {got}); of an edge_index, "
             "Graph.from_edge_index(edge_index) makes one"
         )
-
-
-class _Unchanged:
-    """An edge list that must not change in place before it is read."""
-
-    def __init__(self, edge_index: Tensor) -> None:
-        self._tensor = edge_index
-        self._version = None if edge_index.is_inference() else edge_index._version
-
-    def __call__(self) -> Tensor:
-        """Return it; RuntimeError if it has changed."""
-        if self._version is not None and self._tensor._version != self._version:
-            raise RuntimeError("the edge list of a graph was changed in place before it was read")
-        return self._tensor

@@ -27,7 +27,7 @@ from pyg_accel.cache import Bounded
 from pyg_accel.csr import Edges, for_autograd
 from pyg_accel.errors import BackendNotSupported
 from pyg_accel.formula import Const
-from pyg_accel.graph import Graph, pays_to_build
+from pyg_accel.graph import Graph
 from pyg_accel.ops.operator import each_gradient, is_batch
 from pyg_accel.ops.plan import Fold, arguments
 from pyg_accel.settings import settings
@@ -37,6 +37,8 @@ __all__ = ["EdgeGradient", "EdgePlan", "EdgeRule", "bind_passes", "counts_of", "
 # Seconds a byte that an edge reads or adds, beyond what kernels take that have rows (H100).
 EXTRA_SECONDS = 2e-13
 HOST_SECONDS = 8e-5  # that the gradient over an edge list takes the host beside that over rows
+# Of building a graph, its transpose and the plans of a few calls on an H100, host included.
+BUILD_SECONDS, BUILD_SECONDS_AN_EDGE = 5e-4, 3e-10
 MOST_COUNTED = 2**24  # edges of a node that float32 can count
 _COUNTS = {"e": 0, "u": 1, "v": 2}  # places in Edges.sizes()
 _STRIDED, _PLAIN = torch.strided, (Tensor, Parameter)
@@ -138,6 +140,22 @@ class EdgePlan:
 _plans: Bounded[tuple[Any, ...], EdgePlan | None] = Bounded(4096)
 
 
+def _pays_to_build(graph: Graph, seconds: float) -> bool:
+    """Return whether a graph is to be built before a call that takes so much longer if it is not.
+
+    If not, the time is added to the account of the graph, which is built when that reaches the time
+    of building: at most twice the best in hindsight, whatever follows.
+
+    Args:
+        graph: a graph that is not built.
+        seconds: what the call and its gradient take longer on the edge list.
+    """
+    if graph.extra_seconds >= BUILD_SECONDS + BUILD_SECONDS_AN_EDGE * graph.num_edges:
+        return True
+    graph.extra_seconds += seconds
+    return False
+
+
 def run_by_edge(
     graph: Graph, make: Callable[..., EdgePlan | None], kind: tuple[Any, ...], operands: Any
 ) -> Any:
@@ -176,7 +194,7 @@ def run_by_edge(
         if t.size(0) != sizes[_COUNTS[side]]:
             return None
     host = HOST_SECONDS if plan.rule is not None else 0.0
-    if pays_to_build(graph, host + plan.bytes * sizes[0] * EXTRA_SECONDS):
+    if _pays_to_build(graph, host + plan.bytes * sizes[0] * EXTRA_SECONDS):
         return None
     given = arguments.tensors
     if plan.saves and given:

@@ -25,7 +25,7 @@ from pyg_accel.call_report import record
 from pyg_accel.derived import Seen
 from pyg_accel.module_state import ModuleState, modules_in
 from pyg_accel.ops.plan import arguments
-from pyg_accel.patching import programs
+from pyg_accel.patching import programs, recording
 from pyg_accel.patching.context import context
 from pyg_accel.patching.reasons import forced, is_active, switches
 from pyg_accel.patching.running import Unrecognised, running
@@ -196,7 +196,7 @@ def enter(
                 assert state is not None
                 verify(call.original, owner, call.args, call.kwargs, out, state)
             text = "; ".join(dict.fromkeys(formulas))
-            if not (programs.note(formulas, backends, row_bytes) and text):
+            if not (recording.note(formulas, backends, row_bytes) and text):
                 why = "" if text else "no reduction that could be fused"
                 backend = ("+".join(backends) or "deferred") if text else "PyG"
                 record(name, text, backend, why, seconds)

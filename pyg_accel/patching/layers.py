@@ -12,7 +12,7 @@ from torch_geometric.nn import MessagePassing
 
 from pyg_accel import memo
 from pyg_accel.memo import copied, remembered
-from pyg_accel.patching import gate, programs
+from pyg_accel.patching import gate, recording
 from pyg_accel.patching.reasons import is_active, torch_records, transform_reasons
 from pyg_accel.patching.running import running
 from pyg_accel.patching.self_loops import native
@@ -56,7 +56,7 @@ def _remembering(self: MessagePassing, args: tuple[Any, ...], kwargs: dict[str, 
     before = memo.running.begin()
     try:
         if running_recorder.recorder is None:
-            out = programs.recorded(self, "call", _forward_of, args, kwargs)
+            out = recording.recorded(self, "call", _forward_of, args, kwargs)
         else:
             out = _forward_of(self, *args, **kwargs)
     finally:

@@ -16,7 +16,7 @@ from pyg_accel.hooks import hook_reasons
 from pyg_accel.matrices import is_sparse_matrix, num_edges
 from pyg_accel.memo import changed, tensors_in
 from pyg_accel.module_state import ModuleState, modules_in, tensors_of
-from pyg_accel.patching import compiled, gate, programs, reading
+from pyg_accel.patching import compiled, gate, programs, reading, recording
 from pyg_accel.patching.effects import effect_reasons, tensors_outside
 from pyg_accel.patching.kept import (
     apart,
@@ -100,7 +100,7 @@ def call(
         )  # fmt: skip
 
     if alone and not reasons:
-        return programs.recorded(self, name, make, (edge_index,), kwargs)
+        return recording.recorded(self, name, make, (edge_index,), kwargs)
     return make()
 
 

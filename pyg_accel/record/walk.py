@@ -13,7 +13,6 @@ from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from enum import Enum
 from functools import partial
-from operator import is_
 from typing import Any
 
 from torch import Tensor, strided
@@ -21,6 +20,7 @@ from torch.nn import Module, Parameter, ParameterDict, ParameterList
 
 from pyg_accel.record.code import Kind, is_library, kind_of, module_of, names_of
 from pyg_accel.record.finals import BUILTIN_FUNCTIONS, BUILTIN_TYPES, final, is_pure
+from pyg_accel.record.notes import Notes
 
 __all__ = ["ORIGINAL", "NotComparable", "Walk"]
 
@@ -45,7 +45,7 @@ class NotComparable(Exception):
         self.may_change = may_change
 
 
-class Walk:
+class Walk(Notes):
     """What code reads from some roots on.
 
     Args:
@@ -53,23 +53,6 @@ class Walk:
         ran: code objects that ran; None while code runs, when any may.
         outer: gets the classes, modules and globals that all layers of a class share, instead of
             following them.
-
-    Attributes:
-        key: what two walks have in common that read the same, up to the values of tensors.
-        tensors: those that were reached, in order.
-        floats: names of floats.
-        functions: those that were reached, by their code.
-        followed: functions that ran, of those.
-        tables: dictionaries, and copies of them.
-        lists: other containers, and their items in order.
-        spaces: attributes of objects, classes and modules, and globals: values by name.
-        absent: names that modules and globals do not have.
-        orders: all names of objects and classes.
-        sized: attributes of classes whose number is compared.
-        cells: of closures, and their contents.
-        objects: those whose class is compared.
-        classes: those whose bases are compared.
-        named: classes and functions of users, if code reads names of such.
     """
 
     def __init__(
@@ -81,26 +64,11 @@ class Walk:
         asked: Collection[str] = (),
         outer: list[Any] | None = None,
     ) -> None:
-        self.key: list[Any] = []
-        self.tensors: list[Tensor] = []
-        self.floats: set[str] = set()
-        self.functions: dict[types.CodeType, list[types.FunctionType]] = {}
-        self.followed: list[types.FunctionType] = []
-        self.tables: dict[int, tuple[Mapping[Any, Any], dict[Any, Any]]] = {}
-        self.lists: dict[int, tuple[Any, list[Any]]] = {}
-        self.spaces: dict[int, tuple[Mapping[str, Any], dict[str, Any]]] = {}
-        self.absent: dict[int, tuple[Mapping[str, Any], set[str]]] = {}
-        self.orders: dict[int, tuple[Mapping[str, Any], list[str]]] = {}
-        self.cells: dict[int, tuple[types.CellType, Any]] = {}
-        self.sized: list[Mapping[str, Any]] = []
-        self.objects: list[Any] = []
-        self.classes: list[type] = []
-        self.named: list[Any] = []
+        super().__init__()
         self.names, self.asked, self._ran = set(names), set(asked), ran
         self.of_modules = {*of_modules, *self.names}
         self._entered: set[types.CodeType] = set()
         self._outer = outer
-        self._seen: dict[int, int] = {}
         self._bases: set[type] = set()
         self._held: list[Any] = []  # so that no identity is used twice
         self._open: list[tuple[Mapping[str, Any], Callable[[str], None], bool]] = []
@@ -130,33 +98,6 @@ class Walk:
             for name in (new if is_module else names) & space.keys():
                 if is_module or not of_modules:
                     follow(name)
-
-    def aliases(self, other: "Walk") -> list[tuple[int, int]]:
-        """Return the places of values that another walk has reached too."""
-        theirs = other._seen
-        return [(place, theirs[number]) for number, place in self._seen.items() if number in theirs]
-
-    def unchanged_since(self, before: "Walk") -> bool:
-        """Return whether all that this walk noted was noted, and the same, by an earlier one."""
-        for number, (_, names) in self.orders.items():
-            if before.orders.get(number, (None, None))[1] != names:
-                return False
-        for number, (_, items) in (*self.tables.items(), *self.spaces.items()):
-            then = before.spaces if number in before.spaces else before.tables
-            noted = then.get(number, (None, {}))[1]
-            if any(noted.get(name, noted) is not value for name, value in items.items()):
-                return False
-        for number, (_, items) in self.tables.items():
-            if len(items) != len(before.tables[number][1]):
-                return False
-        for number, (_, values) in self.lists.items():
-            earlier = before.lists.get(number, (None, [number]))[1]
-            if len(earlier) != len(values) or not all(map(is_, earlier, values)):
-                return False
-        return all(
-            before.cells.get(number, (None, before))[1] is content
-            for number, (_, content) in self.cells.items()
-        )
 
     # -- values ------------------------------------------------------------------------------------
 

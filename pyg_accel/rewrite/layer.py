@@ -15,8 +15,9 @@ from pyg_accel.halos import LOOKUPS, Halos
 from pyg_accel.layers import MaxKGCNConv, MaxKGINConv, MaxKSAGEConv
 from pyg_accel.memo import running
 from pyg_accel.patching.api import OverrideHandle
-from pyg_accel.patching.programs import Attempt, OfClass, Programs, attempt, find
+from pyg_accel.patching.programs import OfClass, Programs, find
 from pyg_accel.patching.reasons import forced, is_active
+from pyg_accel.patching.recording import Attempt, attempt
 from pyg_accel.patching.sampling import in_force, refuse_training
 from pyg_accel.record.about import ABOUT
 from pyg_accel.record.dims import Unexpected

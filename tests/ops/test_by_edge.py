@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pyg_accel import Graph, graph, ops, use_backend
+from pyg_accel import Graph, ops, use_backend
 from pyg_accel.backends.edges import Output
 from pyg_accel.csr import Edges
 from pyg_accel.formula import operands_of, parse
@@ -39,7 +39,7 @@ ATTENTION = {
 
 @pytest.fixture(autouse=True)
 def never_built(monkeypatch):
-    monkeypatch.setattr(graph, "BUILD_SECONDS", float("inf"))
+    monkeypatch.setattr(by_edge, "BUILD_SECONDS", float("inf"))
 
 
 @pytest.fixture(params=["reference", "triton"])
@@ -174,8 +174,8 @@ def test_a_graph_is_built_when_its_account_has_paid_for_it(monkeypatch):
     g, results = of_edges(case), []
     step = by_edge.EXTRA_SECONDS * case.edge_index.size(1) * 64 * 3
     monkeypatch.setattr(by_edge, "HOST_SECONDS", 0.0)
-    monkeypatch.setattr(graph, "BUILD_SECONDS", 2.5 * step)
-    monkeypatch.setattr(graph, "BUILD_SECONDS_AN_EDGE", 0.0)
+    monkeypatch.setattr(by_edge, "BUILD_SECONDS", 2.5 * step)
+    monkeypatch.setattr(by_edge, "BUILD_SECONDS_AN_EDGE", 0.0)
     with use_backend("reference"):
         for _ in range(5):
             out = ops.gspmm(g, "u0", [x], reduce="mean")
