@@ -1,6 +1,7 @@
 """CSR matrices: their arrays, how they are checked, and built from lists of edges."""
 
 import functools
+import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
@@ -11,8 +12,8 @@ from pyg_accel.checks import require, shown
 from pyg_accel.native import library_of
 
 __all__ = [
-    "CSR", "INDEX_DTYPES", "Edges", "ascends", "check_csr", "check_perm", "csr_of_edges",
-    "for_autograd", "ptr2index", "transpose",
+    "CSR", "INDEX_DTYPES", "EdgeList", "Edges", "ascends", "check_csr", "check_perm",
+    "csr_of_edges", "for_autograd", "ptr2index", "transpose",
 ]  # fmt: skip
 
 INDEX_DTYPES = (torch.int32, torch.int64)
@@ -186,3 +187,49 @@ def transpose(rowptr: Tensor, col: Tensor, num_cols: int) -> tuple[Tensor, Tenso
     starts = torch.arange(num_cols + 1, dtype=col.dtype, device=col.device)
     colptr = torch.searchsorted(columns, starts, out_int32=col.dtype == torch.int32)
     return colptr, row[perm], perm.to(col.dtype)
+
+
+class EdgeList:
+    """A reference to an edge list [2, E], which must not change before it is read.
+
+    Attributes:
+        strong: the list, where the graph keeps it alive.
+    """
+
+    __slots__ = ("_part", "_version", "_weak", "strong")
+
+    def __init__(self, edge_index: Tensor) -> None:
+        self.strong: Tensor | None = edge_index
+        self._version = None if edge_index.is_inference() else edge_index._version
+        self._weak: weakref.ref[Tensor] | None = None
+        self._part: tuple[Any, ...] = ()
+
+    def release(self) -> None:
+        """Do not keep it alive."""
+        edge_index = self.strong
+        if edge_index is not None:
+            self._weak, self.strong = weakref.ref(edge_index), None
+            self._part = (
+                weakref.ref(edge_index.untyped_storage()), edge_index.dtype,
+                (edge_index.storage_offset(), edge_index.shape, edge_index.stride()),
+            )  # fmt: skip
+
+    def tensor(self) -> Tensor | None:
+        """Return it; None if that tensor has been freed, though its memory may not be."""
+        edge_index = self.strong if self._weak is None else self._weak()
+        if edge_index is None or self._version in (None, edge_index._version):
+            return edge_index
+        raise RuntimeError("the edge list of a graph was changed in place before it was read")
+
+    def restored(self) -> Tensor:
+        """Return it, or another tensor of the same memory."""
+        edge_index = self.tensor()
+        if edge_index is not None:
+            return edge_index
+        owner, dtype, part = self._part
+        storage = owner()
+        if storage is None:
+            raise RuntimeError("the edge list of a graph was freed before it was read")
+        empty = torch.empty(0, dtype=dtype, device=storage.device)
+        restored: Tensor = empty.set_(storage, *part)
+        return restored

@@ -10,6 +10,7 @@ from pyg_accel.checks import require, shown, whole
 from pyg_accel.csr import (
     CSR,
     INDEX_DTYPES,
+    EdgeList,
     Edges,
     ascends,
     check_csr,
@@ -19,7 +20,6 @@ from pyg_accel.csr import (
     ptr2index,
     transpose,
 )
-from pyg_accel.edge_list import EdgeList
 from pyg_accel.machine import is_captured
 
 __all__ = ["CSR", "Graph", "check_graph", "for_autograd", "ptr2index"]

@@ -78,24 +78,25 @@ class _Reader:
 
     def value(self, value: Any, name: str) -> Iterator[str | Tensor]:
         """Yield what is known against a value that code reads, and tensors in it."""
-        if isinstance(value, FunctionType):
+        cls = type(value)  # objects may pretend to be of another class
+        if issubclass(cls, FunctionType):
             yield from self._function(value)
-        elif isinstance(value, MethodType):
+        elif issubclass(cls, MethodType):
             yield from self.value(value.__func__, name)
             if value.__self__ is not self.module:
                 yield from self.value(value.__self__, name)
-        elif isinstance(value, (staticmethod, classmethod)):
+        elif issubclass(cls, (staticmethod, classmethod)):
             yield from self.value(value.__func__, name)
-        elif isinstance(value, property):
+        elif issubclass(cls, property):
             yield from self.value(value.fget, name)
-        elif isinstance(value, Tensor):
+        elif issubclass(cls, Tensor):
             yield value
-        elif isinstance(value, (tuple, frozenset)):
+        elif issubclass(cls, (tuple, frozenset)):
             yield from self._all(value, name)
-        elif isinstance(value, _CONTAINERS):
+        elif issubclass(cls, _CONTAINERS):
             self._containers.append(name)
             yield from self._all(value.values() if isinstance(value, dict) else value, name)
-        elif isinstance(value, partial):
+        elif issubclass(cls, partial):
             yield from self._all((value.func, *value.args, *value.keywords.values()), name)
         elif not _is_harmless(value):
             yield f"a message that reads '{name}'"
@@ -155,21 +156,19 @@ def _is_of_packages(value: Any) -> bool:
 
 def _is_harmless(value: Any) -> bool:
     """Whether a value neither changes nor has functions that change anything."""
-    if isinstance(value, _PLAIN):
+    cls = type(value)
+    if issubclass(cls, _PLAIN):
         return True
-    if isinstance(value, ModuleType):
+    if issubclass(cls, ModuleType):
         return _is_pure(value.__name__)
-    if isinstance(value, type) and issubclass(value, BaseException):
-        return True
-    # Other objects may answer to any name.
-    named = isinstance(value, (type, BuiltinFunctionType))
-    name = value.__name__ if named else ""
-    if named and getattr(builtins, name, None) is value:
-        return name in _PURE
-    if isinstance(value, BuiltinFunctionType) and not _is_of_packages(value):
-        return value.__self__ is not None and _is_harmless(value.__self__)
-    if isinstance(value, torch.nn.Module):
-        return _is_of_packages(type(value)) and not list(value.buffers())
-    if isinstance(value, (type, BuiltinFunctionType)):
-        return _is_of_packages(value)
-    return _is_of_packages(type(value)) and not isinstance(value, torch.Generator)
+    if issubclass(cls, (type, BuiltinFunctionType)):
+        if issubclass(cls, type) and issubclass(value, BaseException):
+            return True
+        name = value.__name__
+        if getattr(builtins, name, None) is value:
+            return name in _PURE
+        owner = None if issubclass(cls, type) else value.__self__
+        return _is_of_packages(value) or (owner is not None and _is_harmless(owner))
+    if issubclass(cls, torch.nn.Module):
+        return _is_of_packages(cls) and not list(value.buffers())
+    return _is_of_packages(cls) and not issubclass(cls, torch.Generator)

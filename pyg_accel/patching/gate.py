@@ -34,6 +34,7 @@ from pyg_accel.patching.size import Work, fewest_edges, size_reasons
 from pyg_accel.patching.verification import verify
 from pyg_accel.record.dims import Unexpected
 from pyg_accel.record.guard import unchanged
+from pyg_accel.record.recorder import running_recorder
 from pyg_accel.settings import settings
 
 __all__ = ["NOTHING", "Call", "by_program", "enter", "too_small"]
@@ -86,7 +87,8 @@ def by_program(
         return NOTHING  # Dynamo would compile what runs here, and sizes are tensors in a trace
     now: tuple[Any, ...] | None = None
     leaves: tuple[Tensor, ...] | None
-    adopted, known = False, None
+    adopted = False
+    known: Any = None
     while True:
         known = vars(layer).get(programs.KEY)
         known = None if known is None else known.get(name)
@@ -109,12 +111,12 @@ def by_program(
                 and saved_tensors_hooks(False) is None  # of a call made again this was decided
                 and ((few := edges < sizes.fewest) or sizes.seen.is_new(leaves[sizes.graph]))
             ):
-                before, running.stock = running.stock, True  # functions inside of it are PyG's too
+                outside, running.stock = running.stock, True  # functions inside of it are PyG's too
                 start = perf_counter()
                 try:
                     return original(layer, *args, **kwargs)
                 finally:
-                    running.stock = before
+                    running.stock = outside
                     (sizes.row_few if few else sizes.row_new).add(perf_counter() - start)
             now, guard = now or context(), program.guard
             if (
@@ -133,6 +135,9 @@ def by_program(
         return NOTHING
     assert leaves is not None
     program.state.used = True
+    before = None
+    if program.state.verified:
+        before = ModuleState(modules_in(layer), leaves[program.state.sizes.graph].device)
     start = perf_counter()
     outer, arguments.tensors = arguments.tensors, leaves
     try:
@@ -145,6 +150,8 @@ def by_program(
     finally:
         arguments.tensors = outer
     program.state.sizes.row.add(perf_counter() - start)
+    if before is not None:
+        verify(original, layer, args, kwargs, out, before)
     return out
 
 
@@ -191,8 +198,8 @@ def enter(
                     state.restore()
         else:
             seconds = perf_counter() - start
-            # An optimised model compares by itself; a sample is not what PyG computes.
-            if settings.verify and in_force() is None and not forced.on:
+            # A call that is being recorded is verified as a whole.
+            if recording.verifies() and running_recorder.recorder is None:
                 assert state is not None
                 verify(call.original, owner, call.args, call.kwargs, out, state)
             text = "; ".join(dict.fromkeys(formulas))

@@ -40,13 +40,14 @@ from pyg_accel.patching.reasons import (
 from pyg_accel.patching.running import running
 from pyg_accel.patching.sampling import in_force
 from pyg_accel.patching.size import fewest_edges, size_reasons, work_of
+from pyg_accel.patching.verification import verify
 from pyg_accel.record.finals import final
 from pyg_accel.record.guard import NotComparable
 from pyg_accel.record.program import LayerProgram, State, record
 from pyg_accel.record.signature import Signature
 from pyg_accel.settings import settings
 
-__all__ = ["Attempt", "attempt", "note", "recorded"]
+__all__ = ["Attempt", "attempt", "note", "recorded", "verifies"]
 
 # The methods that a call begins with.
 _ENTRIES = {
@@ -129,13 +130,15 @@ def recorded(
         return make(layer, *args, **kwargs)
     if made.program is None:
         known.looked = known.of_class.version
-    else:
+    stock = make if name == "call" else template(layer, name)
+    if verifies() and made.formulas:
+        verify(stock, layer, args, kwargs, made.out, state)
+    if made.program is not None:
         leaves = made.program.signature.leaves(args, kwargs)
         sizes = made.program.state.sizes
         graph = leaves[sizes.graph]
         if graph.size(1) < sizes.fewest and not made.program.writes:  # as it is in later calls
             state.restore()
-            stock = make if name == "call" else template(layer, name)
             sizes.row_few.add(perf_counter() - start)
             before, running.stock = running.stock, True
             try:
@@ -207,7 +210,7 @@ def attempt(
         failed(kind, reason, again=recorder.may_change)
         return made
     state = State(settings.changes)
-    state.overwrites = known.overwrites
+    state.overwrites, state.verified = known.overwrites, verifies()
     program = LayerProgram(
         recorder.graph, guard, signature, now, seen.text(),
         "+".join(seen.backends | backends) or "deferred", recorder.exact,
@@ -219,6 +222,11 @@ def attempt(
     return made._replace(program=program)
 
 
+def verifies() -> bool:
+    """Return whether calls are verified: an optimised model compares, a sample may differ."""
+    return settings.verify and in_force() is None and not forced.on
+
+
 def _held(known: Programs, now: tuple[Any, ...]) -> Iterator[LayerProgram]:
     """Yield the programs of a layer of a context whose guards hold."""
     return (p for p in known.programs if p.context == now and p.guard.holds())
@@ -227,7 +235,7 @@ def _held(known: Programs, now: tuple[Any, ...]) -> Iterator[LayerProgram]:
 def _structure(layer: Module) -> tuple[Any, ...]:
     """Return what layers have in common that probably run the same code."""
     return tuple([
-        (type(module), *filter(None, map(final, vars(module).values())))
+        (type(module), *filter(None, map(final, vars(module).copy().values())))
         for module in modules_in(layer)
     ])  # fmt: skip
 
@@ -274,8 +282,8 @@ def _unrecordable(
         return "inside a mode of torch"
     if saved_tensors_are_hooked():
         return "saved-tensor hooks are active"
-    if (settings.verify and not forced.on) or torch_records():
-        return "calls that are verified, or that torch records"
+    if torch_records():
+        return "calls that torch records"
     if not (sys.getprofile() is None or callable(sys.getprofile())):
         return "under a profiler in C, which Python cannot switch on again after a record"
     if reasons := transform_reasons():

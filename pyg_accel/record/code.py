@@ -7,12 +7,11 @@ not followed: it depends on its arguments alone, or is code of this package.
 import dis
 import sys
 import sysconfig
-import types
 from collections.abc import Iterator
 from enum import Enum
 from functools import lru_cache
 from pathlib import Path
-from types import CodeType
+from types import CodeType, FunctionType, MethodType
 from typing import Any, NamedTuple
 
 import torch
@@ -40,19 +39,18 @@ PURE = (
     "torch_geometric/index.py", "torch_geometric/edge_index.py",
 )  # fmt: skip
 _LAYERS = ("torch/nn/modules/", "torch_geometric/nn/")
-# Names of Python that code may read: what they stand for is compared, or a call that is seen.
-_KNOWN = frozenset({
-    *(name for cls in (int, float, str, list, dict, set) for name in dir(cls)),
-    "__class__", "__call__", "__enter__", "__exit__", "__next__", "__get__", "__set__",
-    "__torch_function__", "__name__",
-}) - {"__dict__", "__doc__", "__getattribute__", "__reduce__", "__reduce_ex__", "__getstate__",
-      "__dir__", "__module__"}  # fmt: skip
-# Others show the state of a frame, a function or an object as a whole.
-_FRAMES = ("cell_contents", "f_back", "f_locals", "f_globals", "gi_frame", "tb_frame")
-# Attributes of Python's own objects with such names; a class may have others of its own.
-_OF_PYTHON = {name for kind in (object, type, *vars(types).values()) if isinstance(kind, type)
-              for name in dir(kind) if name.startswith("__")}  # fmt: skip
-_OF_PYTHON |= {"__dict__", "__weakref__", "__builtins__", "__slots__", "__getattr__", "__bases__"}
+# What shows the state of a frame, a function or an object as a whole: names that Python defines,
+# but for those of methods, whose calls are seen, and of what is compared.
+_REFLECTS = frozenset({
+    *(n for cls in (type, FunctionType, MethodType) for n in (*dir(cls), *vars(cls))),
+    "__dict__", "__weakref__", "__slots__", "__builtins__", "cell_contents", "f_back", "f_locals",
+    "f_globals", "gi_frame", "tb_frame",
+}).difference(
+    {name for cls in (int, str, list, dict, set) for name in dir(cls)} - {*dir(object)},
+    ("__class__", "__call__", "__get__", "__name__", "__init__", "__new__", "__eq__", "__ne__",
+     "__lt__", "__le__", "__gt__", "__ge__", "__hash__", "__str__", "__repr__", "__format__",
+     "__setattr__", "__delattr__", "__self__", "__func__"),
+)  # fmt: skip
 _ASK = ("getattr", "hasattr")
 # Decorators that torch puts around functions.
 _WRAPPERS = tuple(f"{root}{file}" for root, name in _ROOTS.items() if name == "torch/"
@@ -184,7 +182,7 @@ def names_of(code: CodeType) -> Names:
         attributes |= own
         if handles:
             asked |= own
-        if reflects := sorted(filter(_reflects, own | asked)):
+        if reflects := sorted(_REFLECTS & (own | asked)):
             unseen = unseen or f"'{code.co_name}' reads {', '.join(reflects)}"
     for name in assigned_outside(code):
         unseen = f"'{code.co_name}' assigns to '{name}' outside of it"
@@ -192,10 +190,6 @@ def names_of(code: CodeType) -> Names:
     return Names(
         frozenset(attributes), frozenset(globals_), frozenset(asked), frozenset(imports), unseen
     )
-
-
-def _reflects(name: str) -> bool:
-    return name in _FRAMES or (name in _OF_PYTHON and name not in _KNOWN)
 
 
 def _constant_name(steps: list[dis.Instruction], place: int) -> str | None:

@@ -58,10 +58,11 @@ _OPERATORS = frozenset({
     "torch._C._nested", "torch._C._VariableFunctions",
 })  # fmt: skip
 _CLASSES = {*BUILTIN_TYPES, chain}
-_OWNERS: tuple[type, ...] = (
-           str, bytes, int, float, complex, bool, tuple, frozenset, range, slice, list, dict, set,
-           type({}.values()), type({}.keys()), type({}.items()), torch.Size, torch.dtype,
-           torch.device, torch.finfo, torch.iinfo)  # fmt: skip
+_OWNERS: tuple[Any, ...] = (
+    str, bytes, int, float, complex, bool, tuple, frozenset, range, slice, list, dict, set,
+    type({}.values()), type({}.keys()), type({}.items()), torch.Size, torch.dtype, torch.device,
+    torch.finfo, torch.iinfo,
+)  # fmt: skip
 _FORMATS = ("format", "format_map")  # of strings, which read attributes by names in the string
 
 

@@ -37,12 +37,13 @@ class State:
         changes: of settings, when they were recorded.
         overwrites: whether code of the layer changes in place what its messages read.
         used: whether one has run.
+        verified: whether PyG's results are compared with theirs.
         unseen: how many calls in a row had a new graph.
     """
 
     sizes: Any = None
     overwrites = True
-    used = False
+    used = verified = False
     unseen = 0
 
     def __init__(self, changes: int) -> None:
@@ -148,7 +149,9 @@ class LayerProgram:
         """Run a call, given the tensors among its arguments."""
         derived = self.find(leaves)
         self.state.unseen = 0 if derived is not None else self.state.unseen + 1
-        return self.finish(leaves, self.derive(leaves) if derived is None else derived)
+        if derived is None:
+            derived = self.derive(leaves)
+        return self._rest(*leaves) if self._parts is None else self._rest(*leaves, derived)
 
     def agrees(self, graph: torch.fx.Graph, constants: dict[str, Any]) -> bool:
         """Return whether another recording is equal to this one, except for sizes."""

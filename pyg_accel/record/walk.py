@@ -222,8 +222,9 @@ class Walk(Notes):
                 self.follow(f"{name}.{part}", item)
 
         names = {*self.of_modules, *_ALL, *_HOOKS} if is_module else self.names
-        for part in [*attributes] if every else [n for n in attributes if n in names]:
-            follow(part)
+        for part in [*attributes]:
+            if every or part in names:
+                follow(part)
         self._open.append((attributes, follow, is_module))
 
     def _container(self, name: str, value: Any) -> None:
@@ -246,7 +247,7 @@ class Walk(Notes):
         self.key.append(len(table))
         if type(table) is defaultdict:
             self.follow(name, table.default_factory)
-        for part, item in [*table.items()]:
+        for part, item in self.tables[id(table)][1].items():
             self.follow(name, part)
             self.follow(f"{name}.{part}" if isinstance(part, str) else name, item)
 
@@ -361,8 +362,9 @@ class Walk(Notes):
         is_module = isinstance(owner, type) and issubclass(owner, Module)
         of_library = isinstance(owner, type) and is_library(module_of(owner))
         names = self.of_modules if is_module else self.names
-        for name in [n for n in space if n in names or n in implied]:
-            follow(name)
+        for name in [*space]:
+            if name in names or name in implied:
+                follow(name)
         self._open.append((space, follow, is_module))
 
     def _is_idle(self, name: str, value: Any) -> bool:
