@@ -18,8 +18,9 @@ from torch.nn.parameter import is_lazy
 
 from pyg_accel.cache import version_of
 
-__all__ = ["ModuleState", "as_it_was", "modules_in", "refill", "tensors_of"]
+__all__ = ["PROGRAMS", "ModuleState", "as_it_was", "modules_in", "refill", "tensors_of"]
 
+PROGRAMS = "_pyg_accel_programs"  # attribute of layers and classes that is none of their state
 _CONTAINERS = {dict, OrderedDict, defaultdict, list, set, deque}
 
 
@@ -57,7 +58,7 @@ class ModuleState:
         """Copy the state, without waiting for the device."""
         saved = [m for m in modules if not _is_lazy(m)]
         self.device, everything = device, device is None
-        self._containers = [(c, c.copy()) for c in _containers(saved)]
+        self._containers = [(c, _copied(c)) for c in _containers(saved)]
         tensors = [b for m in saved for b in m._buffers.values() if b is not None]
         if everything:
             tensors += [t for c, _ in self._containers for t in _items(c) if type(t) is Tensor]
@@ -71,7 +72,7 @@ class ModuleState:
         for container, before in self._containers:
             if isinstance(container, dict):
                 names = [n for n in {**before, **container}
-                         if container.get(n) is not before.get(n)]  # fmt: skip
+                         if container.get(n) is not before.get(n) and n != PROGRAMS]  # fmt: skip
                 if names:
                     return f"it changes {', '.join(map(str, names))}"
             elif not _same(container, before):
@@ -135,6 +136,13 @@ def _items(container: Any) -> list[Any]:
     return [*(container.values() if isinstance(container, dict) else container)]
 
 
+def _copied(container: Any) -> Any:
+    copied = container.copy()
+    if isinstance(copied, dict):
+        copied.pop(PROGRAMS, None)
+    return copied
+
+
 def _same(container: Any, before: Any) -> bool:
     if isinstance(container, set):
         return bool(container == before)
@@ -146,12 +154,12 @@ def _same(container: Any, before: Any) -> bool:
 def refill(container: Any, before: Any) -> None:
     """Give a container what a copy of it holds; what is unchanged is not written."""
     if isinstance(container, dict):
-        for key in container.keys() - before.keys():
+        for key in container.keys() - before.keys() - {PROGRAMS}:
             del container[key]
         for key, value in before.items():
             if key not in container or container[key] is not value:
                 container[key] = value
-        if not _same([*container], [*before]):  # the order of names
+        if not _same([key for key in container if key in before], [*before]):  # the order of names
             container.clear()
             container.update(before)
     elif isinstance(container, set):

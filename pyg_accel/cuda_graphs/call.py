@@ -17,7 +17,7 @@ from torch_geometric.data import Data
 from pyg_accel.checks import check_arguments
 from pyg_accel.cuda_graphs.ledger import Ledger
 from pyg_accel.hooks import HOOKS
-from pyg_accel.module_state import ModuleState
+from pyg_accel.module_state import PROGRAMS, ModuleState
 
 __all__ = ["Arguments", "Checkpoint", "Modes", "State", "Subject", "Uncapturable", "flatten",
            "names_of", "naming", "replaced"]  # fmt: skip
@@ -267,6 +267,7 @@ class State:
         inner = [d[name] for d in dicts for name in ("_parameters", "_buffers", "_modules")]
         self._dicts = [*dicts, *inner]
         self._values = [value for d in self._dicts for value in d.values()]
+        self._items = self._read()
         self._hooks = [d[name] for d in dicts for name in HOOKS]
         self.parameters = subject.of_modules("_parameters")
         self._all = [*self.parameters, *subject.of_modules("_buffers")]
@@ -276,21 +277,26 @@ class State:
     def _look(self) -> list[Any]:
         return [*map(Tensor.data_ptr, self._all), *map(_REQUIRES_GRAD, self._all)]
 
+    def _read(self) -> list[tuple[str, Any]]:
+        return [item for d in self._dicts for item in d.items() if item[0] != PROGRAMS]
+
     def changed(self) -> list[str]:
         """Return the names of attributes that have changed."""
-        if sum(map(len, self._dicts)) != len(self._values):
-            return ["which attributes there are"]
-        now = chain.from_iterable(map(dict.values, self._dicts))
-        if not all(map(is_, now, self._values)):
-            items = chain.from_iterable(map(dict.items, self._dicts))
-            pairs = zip(items, self._values, strict=True)
-            return list(dict.fromkeys(name for (name, value), then in pairs if value is not then))
+        now = [*chain.from_iterable(map(dict.values, self._dicts))]
+        if len(now) != len(self._values) or not all(map(is_, now, self._values)):
+            items = self._read()
+            if len(items) != len(self._items):
+                return ["which attributes there are"]
+            pairs = zip(items, self._items, strict=True)
+            if names := [name for (name, value), (_, then) in pairs if value is not then]:
+                return list(dict.fromkeys(names))
+            self._values = now
         return [] if self._look() == self._tensors else ["the memory of its parameters"]
 
     def key(self) -> Hashable:
         """Return a key of this state, which is valid while this object is alive."""
-        values = [value if type(value) in _SCALARS else id(value) for value in self._values]
-        return tuple(map(len, self._dicts)), tuple(values), tuple(self._tensors)
+        values = [(n, v if type(v) in _SCALARS else id(v)) for n, v in self._items]
+        return tuple(values), tuple(self._tensors)
 
     def reasons(self) -> list[str]:
         """Return why calls of these modules cannot be captured."""

@@ -23,7 +23,7 @@ from pyg_accel.backends.dispatch import record_choices
 from pyg_accel.cache import saved_tensors_are_hooked
 from pyg_accel.call_report import record
 from pyg_accel.derived import Seen
-from pyg_accel.module_state import ModuleState, modules_in
+from pyg_accel.module_state import PROGRAMS, ModuleState, modules_in
 from pyg_accel.ops.plan import arguments
 from pyg_accel.patching import programs, recording
 from pyg_accel.patching.context import context
@@ -90,7 +90,7 @@ def by_program(
     adopted = False
     known: Any = None
     while True:
-        known = vars(layer).get(programs.KEY)
+        known = vars(layer).get(PROGRAMS)
         known = None if known is None else known.get(name)
         if known is not None and known.layer is not layer:
             known = None  # a copy that shares the attributes

@@ -15,6 +15,7 @@ from torch.nn import Module
 
 from pyg_accel.call_report import Row
 from pyg_accel.derived import Seen
+from pyg_accel.module_state import PROGRAMS
 from pyg_accel.patching.context import context
 from pyg_accel.record.code import is_library, module_of
 from pyg_accel.record.guard import NotComparable, Reads, unchanged
@@ -22,7 +23,7 @@ from pyg_accel.record.program import LayerProgram, State
 from pyg_accel.record.recorder import running_recorder
 
 __all__ = [
-    "FAILURES", "KEY", "OfClass", "Programs", "Sizes", "adopt", "find", "forget", "is_users",
+    "FAILURES", "OfClass", "Programs", "Sizes", "adopt", "find", "forget", "is_users",
     "matching", "overwrites", "own", "programs_of", "why",
 ]  # fmt: skip
 
@@ -31,7 +32,6 @@ _OF_CLASS = 64  # programs of a class
 FAILURES = 16  # kinds of calls of a class whose record came to nothing
 _WAITS = (2, 64)  # calls until a kind that came to nothing is tried again, and their growth
 _WASTED = 32  # programs of a class, one after the other, that were never used
-KEY = "_pyg_accel_programs"  # attribute of layers, and of classes
 
 
 class Sizes(NamedTuple):
@@ -179,13 +179,13 @@ def forget() -> None:
     while _owners:
         with suppress(KeyError):  # another thread may have been faster, or the owner has died
             owner = _owners.pop()
-            if type(vars(owner).get(KEY)) is Owned:
-                delattr(owner, KEY)
+            if type(vars(owner).get(PROGRAMS)) is Owned:
+                delattr(owner, PROGRAMS)
 
 
 def own(layer: Module, name: str) -> Programs | None:
     """Return the programs of a layer that are still those of its class; None if there are none."""
-    known = vars(layer).get(KEY)
+    known = vars(layer).get(PROGRAMS)
     programs = None if known is None else known.get(name)
     if programs is None or programs.layer is not layer:
         return None  # a copy that shares the attributes
@@ -195,16 +195,16 @@ def own(layer: Module, name: str) -> Programs | None:
 def programs_of(layer: Module, name: str) -> Programs:
     """Return the programs of a layer, new ones if there are none."""
     programs, cls = own(layer, name), type(layer)
-    of_class: Any = vars(cls).get(KEY)
+    of_class: Any = vars(cls).get(PROGRAMS)
     if type(of_class) is not Owned:
         of_class = Owned()
-        setattr(cls, KEY, of_class)
+        setattr(cls, PROGRAMS, of_class)
         _owners.add(cls)
     kinds = of_class.setdefault(name, OfClass())
     if programs is None or programs.of_class is not kinds:
-        known = vars(layer).get(KEY)
+        known = vars(layer).get(PROGRAMS)
         if type(known) is not Owned or any(p.layer is not layer for p in known.values()):
-            known = vars(layer)[KEY] = Owned()
+            known = vars(layer)[PROGRAMS] = Owned()
             _owners.add(layer)
         programs = known[name] = Programs(layer, kinds)
     return programs
@@ -245,7 +245,7 @@ def adopt(
     """
     programs = own(layer, name)
     if programs is None:
-        of_class = vars(type(layer)).get(KEY)
+        of_class = vars(type(layer)).get(PROGRAMS)
         if type(of_class) is not Owned or name not in of_class:
             return False
         programs = programs_of(layer, name)
