@@ -204,10 +204,11 @@ def attempt(
     reason = recorder.reason
     if not reason and not seen.formulas:
         reason = "no propagate call that is accelerated"
-    if not reason and alike is not None and not alike.agrees(recorder.graph, recorder.constants):
-        reason = "what it does depends on sizes"
+    differs = alike is not None and not alike.agrees(recorder.graph, recorder.constants)
+    if not reason and differs:
+        reason = "what it does depends on sizes"  # which a later call of other sizes may not show
     if reason or guard is None:
-        failed(kind, reason, again=recorder.may_change)
+        failed(kind, reason, again=differs or recorder.may_change)
         return made
     state = State(settings.changes)
     state.overwrites, state.verified = known.overwrites, verifies()

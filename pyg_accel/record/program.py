@@ -155,7 +155,7 @@ class LayerProgram:
 
     def agrees(self, graph: torch.fx.Graph, constants: dict[str, Any]) -> bool:
         """Return whether another recording is equal to this one, except for sizes."""
-        first, second = ([n for n in g.nodes if not _is_size(n)] for g in (self.graph, graph))
+        first, second = _without_sizes(self.graph), _without_sizes(graph)
         if len(first) != len(second):
             return False
         pairs: dict[torch.fx.Node, torch.fx.Node] = {}
@@ -184,6 +184,19 @@ def _sizes_of(positions: tuple[tuple[int, int], ...]) -> Callable[..., tuple[int
 def _remembers(node: torch.fx.Node) -> bool:
     """Whether a node is a function of a graph that PyG runs in each call."""
     return DERIVED in node.meta and node.target not in STORED
+
+
+def _without_sizes(graph: torch.fx.Graph) -> list[torch.fx.Node]:
+    """Return the nodes of a graph, but for sizes and what is computed for them alone."""
+    nodes: list[torch.fx.Node] = []
+    sizes: set[torch.fx.Node] = set()
+    for node in reversed(graph.nodes):
+        serves = node.op.startswith("call") and node.users and sizes.issuperset(node.users)
+        if serves or _is_size(node):
+            sizes.add(node)
+        else:
+            nodes.append(node)
+    return nodes[::-1]
 
 
 def _is_size(node: torch.fx.Node) -> bool:
