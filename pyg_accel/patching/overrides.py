@@ -43,6 +43,7 @@ from torch_geometric.loader import LinkLoader, NodeLoader
 from torch_geometric.nn import HeteroConv, MessagePassing, RGCNConv
 from torch_geometric.nn.aggr import Aggregation
 from torch_geometric.sampler import BidirectionalNeighborSampler, NeighborSampler
+from torch_geometric.utils import is_sparse
 
 from pyg_accel.patching.running import running
 
@@ -146,6 +147,9 @@ class _Replaced(NamedTuple):
 # By functions, also while nothing is installed: programs compare what functions have.
 _replaced: "weakref.WeakKeyDictionary[Any, _Replaced]" = weakref.WeakKeyDictionary()
 _hooks: Hooks = {}
+# Every layer calls is_sparse(). While hooks are installed it has another code object, equal to its
+# own, so that Dynamo's guards fail and compile the model again.
+_codes = is_sparse.__code__, is_sparse.__code__.replace()
 _handed_over: list[Any] = []
 
 
@@ -180,6 +184,7 @@ def install(hooks: Hooks) -> None:
         for cls, name, hook in _ADDED:
             if name not in vars(cls):
                 setattr(cls, name, hooks[hook])
+        is_sparse.__code__ = _codes[1]
 
 
 def uninstall() -> None:
@@ -191,6 +196,7 @@ def uninstall() -> None:
         for cls, name, _ in _ADDED:
             if getattr(vars(cls).get(name), "__module__", "").startswith("pyg_accel."):
                 delattr(cls, name)
+        is_sparse.__code__ = _codes[0]
 
 
 def _render(original: Any, self: MessagePassing, raise_on_error: bool = False) -> None:

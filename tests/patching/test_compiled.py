@@ -179,7 +179,6 @@ def test_each_layer_of_a_class_computes_with_its_own_state():
             torch.testing.assert_close(layer(x, edges), right)
 
 
-@pytest.mark.xfail(reason="a model compiled before patch() is not compiled again: to be mended")
 def test_unpatch_reaches_compiled_models(report_of):
     model, x, edges = GraphSAGE(F, 8, 2), torch.randn(20, F), torch.randint(0, 20, (2, 60))
     expected, compiled = model(x, edges), torch.compile(model, backend="aot_eager")
