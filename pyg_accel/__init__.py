@@ -3,23 +3,23 @@
     import pyg_accel
     pyg_accel.patch()
 
-Importing this package sets one variable, for large memory pages (:mod:`.large_pages`), and nothing
-else: what a name needs is imported when the name is used.
+Importing this package sets one variable, for large memory pages
+(:mod:`pyg_accel.runtime.large_pages`), and nothing else: what a name needs is imported when the
+name is used.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from pyg_accel.large_pages import ask_for_large_pages
+from pyg_accel.runtime.large_pages import ask_for_large_pages
 
 if TYPE_CHECKING:
     from pyg_accel import distributed, layers, ops, transforms
     from pyg_accel.backends import register_backend, use_backend
-    from pyg_accel.cbsr import CBSR
     from pyg_accel.cuda_graphs import graphed, graphed_step
     from pyg_accel.distributed import distribute
     from pyg_accel.errors import BackendNotSupported, ExtensionNotBuilt
-    from pyg_accel.graph import Graph
+    from pyg_accel.graph import CBSR, Graph
     from pyg_accel.layers import MaxK, MaxKGCNConv, MaxKGINConv, MaxKSAGEConv, to_maxk
     from pyg_accel.ops import sampling_rates
     from pyg_accel.patching import (
@@ -41,11 +41,10 @@ ask_for_large_pages()
 _ROOMS = {"backends", "distributed", "errors", "layers", "ops", "rewrite", "testing", "transforms"}
 _EXPORTS = {
     "backends": ("register_backend", "use_backend"),
-    "cbsr": ("CBSR",),
     "cuda_graphs": ("graphed", "graphed_step"),
     "distributed": ("distribute",),
     "errors": ("BackendNotSupported", "ExtensionNotBuilt"),
-    "graph": ("Graph",),
+    "graph": ("CBSR", "Graph"),
     "layers": ("MaxK", "MaxKGCNConv", "MaxKGINConv", "MaxKSAGEConv", "to_maxk"),
     "ops": ("sampling_rates",),
     "patching": ("calibrate_sampling", "patch", "patched", "report", "reset_report", "sampled",

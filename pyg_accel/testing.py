@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from pyg_accel.formula import Formula, parse, shape_of
-from pyg_accel.functions import FUNCTIONS
+from pyg_accel.formula.functions import FUNCTIONS
 
 __all__ = ["GraphCase", "truth", "zoo"]
 

@@ -9,10 +9,10 @@ from torch.utils.data import get_worker_info
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.transforms import BaseTransform
 
-from pyg_accel.cache import version_of
 from pyg_accel.graph import Graph
-from pyg_accel.matrices import is_edge_index
+from pyg_accel.graph.matrices import is_edge_index
 from pyg_accel.ops.csr import keep_graph
+from pyg_accel.runtime.cache import version_of
 
 __all__ = ["BuildCSR"]
 

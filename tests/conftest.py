@@ -31,11 +31,12 @@ if not torch.cuda.is_available():  # decorators of Triton kernels read it when t
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 import pyg_accel
-from pyg_accel import Graph, derived
+from pyg_accel import Graph
 from pyg_accel.backends import backends, dispatch, registry
-from pyg_accel.native import cpu_library, cpu_unavailable_reasons
+from pyg_accel.graph import derived
 from pyg_accel.patching import api, overrides, reasons
 from pyg_accel.patching.reading import Look
+from pyg_accel.runtime.native import cpu_library, cpu_unavailable_reasons
 from pyg_accel.settings import SETTINGS, settings
 
 DATA = "PYG_ACCEL_DATA"

@@ -6,7 +6,7 @@ import torch_geometric
 
 import pyg_accel
 from benchmarks.layers.modes import ALL, MODES, Row, losses, recorded, row
-from pyg_accel.native import cpu_unavailable_reasons
+from pyg_accel.runtime.native import cpu_unavailable_reasons
 
 # Compiling takes a second per layer: these in the quick tier, the others in the full one.
 COMPILED = {("GCNConv", ""), ("GATConv", "edge_attr"), ("user", "a constant of the module")}

@@ -15,8 +15,8 @@ from torch_geometric.transforms import AddSelfLoops, Compose
 from torch_geometric.typing import WITH_PYG_LIB, WITH_TORCH_SPARSE
 
 import pyg_accel
-from pyg_accel import graph as graphs
 from pyg_accel.graph import Graph
+from pyg_accel.graph import graph as graphs
 from pyg_accel.transforms import BuildCSR
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*unable to open shared memory:UserWarning")

@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pytest
 
-from pyg_accel.native import cpu_unavailable_reasons
+from pyg_accel.runtime.native import cpu_unavailable_reasons
 
 ROOT = Path(__file__).parents[1]
 

@@ -17,8 +17,8 @@ import torch_geometric
 from torch_geometric.nn import GCN, GIN, GATConv, GraphSAGE
 
 import pyg_accel
-from pyg_accel import native
 from pyg_accel.doctor import examine
+from pyg_accel.runtime import native
 
 NODES, EDGES, WIDTH = 2_000, 100_000, 32
 

@@ -35,7 +35,7 @@ from benchmarks.tools.variants import epoch_of, must_agree, patched
 from pyg_accel import Graph, ops
 from pyg_accel.backends import get_backend
 from pyg_accel.backends.dispatch import forget_decisions
-from pyg_accel.column_reuse import per_column, reuse_of
+from pyg_accel.graph.column_reuse import per_column, reuse_of
 from pyg_accel.ops.attention_unfused import unfused
 
 HIDDEN, HEADS, LAYERS = 128, 4, 3

@@ -17,7 +17,7 @@ from torch import Tensor
 from benchmarks.kernels.gpu import DTYPES, Inputs, gate
 from benchmarks.tools import graphs, results, timing
 from pyg_accel import Graph, ops
-from pyg_accel.column_reuse import per_column, reuse_of
+from pyg_accel.graph.column_reuse import per_column, reuse_of
 from pyg_accel.reordering import METHODS, reorder
 
 NAME = "kernels/node_order"

@@ -29,8 +29,8 @@ from pyg_accel import ops, use_backend
 from pyg_accel.backends import OpSpec, choose, get_backend
 from pyg_accel.backends.cuda import sddmm, spmm
 from pyg_accel.backends.cuda.choice import FILE, choose_launch, mode_of, terms
-from pyg_accel.column_reuse import Shared, reuse_of
-from pyg_accel.tiles import build_tiles
+from pyg_accel.graph.column_reuse import Shared, reuse_of
+from pyg_accel.graph.tiles import build_tiles
 
 SHARING = ("mycielskian17", "reddit-like/ordered", "proteins-like/ordered", "products-like/ordered")
 GRAPHS = (*SHARING, "reddit-like", "proteins-like", "arxiv-like")

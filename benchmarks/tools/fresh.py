@@ -17,7 +17,7 @@ from unittest import mock
 
 import psutil
 
-from pyg_accel.large_pages import VARIABLE
+from pyg_accel.runtime.large_pages import VARIABLE
 
 P = ParamSpec("P")
 R = TypeVar("R")

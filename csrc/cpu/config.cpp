@@ -111,7 +111,7 @@ std::string info() {
          ";cache_bytes=" + std::to_string(config().cache_bytes);
 }
 
-// The functions of formulas by number, in the words of pyg_accel/functions.py.
+// The functions of formulas by number, in the words of pyg_accel/formula/functions.py.
 std::string functions() {
   std::string found;
 #define PYG_ACCEL_NUMBER(op, text) \

@@ -1,4 +1,4 @@
-// Written by `python -m pyg_accel.functions`, from its table; not to be edited.
+// Written by `python -m pyg_accel.formula.functions`, from its table: do not edit.
 #pragma once
 
 namespace pyg_accel {

@@ -71,9 +71,9 @@ class Kernel:
         reasons: why a call cannot be run; empty if it can.
         bind: of ``gspmm``, ``gspmm_several``, ``attention`` and its gradient: takes what ``run``
             takes, and returns a function of a graph that returns the :class:`Launch` of calls like
-            that one: on graphs of one :class:`~pyg_accel.facts.Kind`, with operands that agree in
-            all but their addresses and numbers of rows. For kernels where deciding how to launch
-            takes longer than to launch. That of ``attention_backward`` takes
+            that one: on graphs of one :class:`~pyg_accel.graph.facts.Kind`, with operands that
+            agree in all but their addresses and numbers of rows. For kernels where deciding how to
+            launch takes longer than to launch. That of ``attention_backward`` takes
             :attr:`.attention.AttentionGradient.tensors`. Of ``scatter_arg``: of a gradient and the
             number of columns, both as in every call, it returns the :class:`Launch`.
         prefers_unfused: whether several operators that do the same together were measured to be

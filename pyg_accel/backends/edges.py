@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from pyg_accel.csr import Edges
 from pyg_accel.formula import Formula, operands_of
+from pyg_accel.graph.csr import Edges
 
 __all__ = ["Edges", "Output", "Passes", "sides_of"]
 

@@ -8,9 +8,9 @@ import weakref
 from typing import Any
 
 from pyg_accel.backends.base import Launch
-from pyg_accel.facts import known_of
 from pyg_accel.graph import CSR
-from pyg_accel.native import Entry, direct
+from pyg_accel.graph.facts import known_of
+from pyg_accel.runtime.native import Entry, direct
 
 __all__ = ["MOST_HEADS", "PLANNED", "Matrix", "dot_launch", "spmm_launch"]
 

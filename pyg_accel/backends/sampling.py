@@ -25,8 +25,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pyg_accel.checks import whole
 from pyg_accel.graph import CSR
+from pyg_accel.runtime.checks import whole
 
 __all__ = ["RESCALES", "STRATEGIES", "Sample", "Sampling", "edge_factors", "steps_of", "take"]
 

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_accel.column_reuse import Shared, per_column
-from pyg_accel.facts import rounded as round_up
 from pyg_accel.graph import CSR
+from pyg_accel.graph.column_reuse import Shared, per_column
+from pyg_accel.graph.facts import rounded as round_up
 
 __all__ = ["OpSpec", "Shapes", "shapes_of", "widest"]
 
@@ -36,7 +36,7 @@ class OpSpec:
         op: the operator, of :mod:`pyg_accel.backends.reference`, e.g. ``"gspmm"``.
         device: device type, e.g. ``"cpu"``.
         dtype: dtype of the features.
-        num_rows: target nodes, rounded up (:func:`pyg_accel.facts.rounded`), like the next two.
+        num_rows: target nodes, rounded up (``graph.facts.rounded``), like the next two.
         num_cols: source nodes.
         num_edges: edges.
         heads: H of the message [E, H, F].

@@ -14,10 +14,10 @@ from torch import Tensor
 from torch.nn.modules.module import _has_any_global_hook
 from torch_geometric.data import Data
 
-from pyg_accel.checks import check_arguments
 from pyg_accel.cuda_graphs.ledger import Ledger
-from pyg_accel.hooks import HOOKS
-from pyg_accel.module_state import PROGRAMS, ModuleState
+from pyg_accel.runtime.checks import check_arguments
+from pyg_accel.runtime.hooks import HOOKS
+from pyg_accel.runtime.module_state import PROGRAMS, ModuleState
 
 __all__ = ["Arguments", "Checkpoint", "Modes", "State", "Subject", "Uncapturable", "flatten",
            "names_of", "naming", "replaced"]  # fmt: skip

@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pyg_accel.cache import TensorRef
-from pyg_accel.call_report import record
 from pyg_accel.cuda_graphs import ledger, padding
 from pyg_accel.cuda_graphs.call import Arguments, Checkpoint, Modes, State, Subject, Uncapturable
 from pyg_accel.cuda_graphs.capture import Captured, Memory
 from pyg_accel.cuda_graphs.entry import Entry
 from pyg_accel.cuda_graphs.trial import examine
+from pyg_accel.runtime.cache import TensorRef
+from pyg_accel.runtime.report import record
 
 __all__ = ["WARM_UP", "Engine", "HasCaptures"]
 

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from pyg_accel.cache import TensorRef
 from pyg_accel.cuda_graphs.call import Arguments, Modes, State, Uncapturable, flatten, replaced
 from pyg_accel.cuda_graphs.capture import Captured, Grads, Memory, Replay
 from pyg_accel.cuda_graphs.functions import CONSTANTS, known_largest
 from pyg_accel.cuda_graphs.masking import masked
 from pyg_accel.cuda_graphs.padding import Layout, Padding, Part, Sizes
+from pyg_accel.runtime.cache import TensorRef
 from pyg_accel.settings import settings
 
 __all__ = ["Entry"]

@@ -32,13 +32,13 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.nn import GraphNorm, GraphSizeNorm, InstanceNorm
 
-from pyg_accel.cache import memory_of
 from pyg_accel.cuda_graphs.batch_norm import masked_batch_norm, moments
 from pyg_accel.cuda_graphs.call import Uncapturable
 from pyg_accel.cuda_graphs.functions import Functions, Handler
 from pyg_accel.cuda_graphs.padding import Padding, Part
 from pyg_accel.cuda_graphs.self_loops import SelfLoops
 from pyg_accel.record.edge_tensors import name_of
+from pyg_accel.runtime.cache import memory_of
 
 __all__ = ["masked", "parts_taken"]
 

@@ -9,7 +9,7 @@ import torch
 
 from pyg_accel.cuda_graphs.call import Subject, names_of, naming
 from pyg_accel.cuda_graphs.engine import Engine, HasCaptures
-from pyg_accel.wrapper import ModelWrapper
+from pyg_accel.runtime.wrapper import ModelWrapper
 
 __all__ = ["Graphed", "graphed"]
 

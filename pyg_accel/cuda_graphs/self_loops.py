@@ -16,10 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pyg_accel.cache import memory_of
 from pyg_accel.cuda_graphs.functions import Handler
 from pyg_accel.cuda_graphs.padding import Padding, padding_like
 from pyg_accel.record.edge_tensors import name_of
+from pyg_accel.runtime.cache import memory_of
 
 __all__ = ["SelfLoops"]
 

@@ -42,8 +42,8 @@ from pyg_accel.cuda_graphs.entry import Entry
 from pyg_accel.cuda_graphs.functions import NOT_RANDOM, Functions
 from pyg_accel.cuda_graphs.masking import parts_taken
 from pyg_accel.cuda_graphs.padding import Sizes
-from pyg_accel.derived import holding
-from pyg_accel.facts import expect_to_stay
+from pyg_accel.graph.derived import holding
+from pyg_accel.graph.facts import expect_to_stay
 
 __all__ = ["examine"]
 

@@ -17,15 +17,15 @@ import torch
 from torch import Tensor
 from torch_geometric.nn import MessagePassing, RGCNConv
 
-from pyg_accel.cache import Snapshot
-from pyg_accel.derived import find, keep
 from pyg_accel.distributed import norms, tracking
 from pyg_accel.distributed.halo import Halo, collect, exchange
 from pyg_accel.distributed.tracking import RUNNING, adopt, exchanged, halo_of, refuse
 from pyg_accel.errors import NotDistributable
-from pyg_accel.memo import remembered
+from pyg_accel.graph.derived import find, keep
+from pyg_accel.graph.memo import remembered
 from pyg_accel.patching import hetero, layers, propagate, relations
 from pyg_accel.record.recorder import perform, running_recorder
+from pyg_accel.runtime.cache import Snapshot
 
 __all__ = ["HOOKS", "names_read"]
 

@@ -18,7 +18,7 @@ from pyg_accel.distributed.tracking import (
     running,
     stays,
 )
-from pyg_accel.halos import Lookup
+from pyg_accel.graph.halos import Lookup
 
 __all__ = ["LOOKUP", "ProductHalos"]
 
@@ -55,7 +55,7 @@ def _of_call(values: Iterable[Any]) -> "ProductHalos | str | None":
 
 @dataclass(frozen=True)
 class ProductHalos:
-    """The halo of one edge_index; see :class:`pyg_accel.halos.Halos`.
+    """The halo of one edge_index; see :class:`pyg_accel.graph.halos.Halos`.
 
     Attributes:
         halo: the halo.

@@ -22,7 +22,7 @@ from pyg_accel.distributed.products import LOOKUP
 from pyg_accel.distributed.share import cut_data, partitions, read_data
 from pyg_accel.distributed.wire import Wire, agree
 from pyg_accel.errors import DistributedError, NotDistributable
-from pyg_accel.halos import DISTRIBUTED, LOOKUPS
+from pyg_accel.graph.halos import DISTRIBUTED, LOOKUPS
 from pyg_accel.patching.api import OverrideHandle
 
 __all__ = ["distribute"]

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from pyg_accel.cache import changes_unseen, version_of
-from pyg_accel.cbsr import CBSR, trust
-from pyg_accel.derived import derived, find, keep
 from pyg_accel.distributed.halo import Halo, exchange, reverse
 from pyg_accel.distributed.wire import Wire
 from pyg_accel.errors import NotDistributable
-from pyg_accel.matrices import is_sparse_matrix
+from pyg_accel.graph.cbsr import CBSR, trust
+from pyg_accel.graph.derived import derived, find, keep
+from pyg_accel.graph.matrices import is_sparse_matrix
+from pyg_accel.runtime.cache import changes_unseen, version_of
 
 __all__ = [
     "RUNNING", "Following", "adopt", "exchanged", "halo_of", "refuse", "running", "stays",

@@ -8,11 +8,11 @@ from torch import Tensor
 from torch._C import _is_tracing
 from torch_geometric.typing import OptPairTensor
 
-from pyg_accel.cbsr import CBSR
-from pyg_accel.checks import shown
+from pyg_accel.graph import CBSR
 from pyg_accel.ops import maxk
 from pyg_accel.ops.maxk import check_k
 from pyg_accel.patching.reasons import transform_reasons
+from pyg_accel.runtime.checks import shown
 
 __all__ = ["MaxK", "copied", "dense_maxk", "masked", "masked_pair", "maxk", "needs_torch"]
 

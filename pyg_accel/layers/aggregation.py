@@ -14,17 +14,16 @@ from torch_geometric.nn import Linear, MessagePassing
 from torch_geometric.nn.aggr import MeanAggregation, SumAggregation
 
 from pyg_accel import ops
-from pyg_accel.cbsr import CBSR
-from pyg_accel.checks import shown
-from pyg_accel.graph import Graph
-from pyg_accel.halos import LOOKUPS, Halos
-from pyg_accel.hooks import has_hooks, hook_reasons
+from pyg_accel.graph import CBSR, Graph
+from pyg_accel.graph.halos import LOOKUPS, Halos
+from pyg_accel.graph.matrices import graph_of_matrix, is_sparse_matrix, values_of
 from pyg_accel.layers.activation import dense_maxk, maxk
-from pyg_accel.matrices import graph_of_matrix, is_sparse_matrix, values_of
 from pyg_accel.ops.csr import CompiledGraph, graph_of
 from pyg_accel.patching.gate import Call, enter
 from pyg_accel.patching.reasons import device_of, forced
 from pyg_accel.record.recorder import perform, running_recorder
+from pyg_accel.runtime.checks import shown
+from pyg_accel.runtime.hooks import has_hooks, hook_reasons
 
 __all__ = [
     "Features",

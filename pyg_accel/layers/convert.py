@@ -9,9 +9,9 @@ from torch.nn import Dropout, Identity, Module, ReLU
 from torch_geometric.nn import MessagePassing, Sequential
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
-from pyg_accel.hooks import has_hooks
 from pyg_accel.layers.swaps import Swap, Swaps, swap, why_not
 from pyg_accel.ops.maxk import check_k
+from pyg_accel.runtime.hooks import has_hooks
 
 __all__ = ["to_maxk"]
 

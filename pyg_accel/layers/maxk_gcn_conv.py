@@ -8,7 +8,8 @@ from torch_geometric.nn import GCNConv
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.typing import Adj, OptTensor
 
-from pyg_accel.cbsr import CBSR
+from pyg_accel.graph import CBSR
+from pyg_accel.graph.memo import is_sparse_tensor, remembered
 from pyg_accel.layers.activation import copied, masked, needs_torch
 from pyg_accel.layers.aggregation import (
     Features,
@@ -21,7 +22,6 @@ from pyg_accel.layers.aggregation import (
     pyg_reasons,
     written_out,
 )
-from pyg_accel.memo import is_sparse_tensor, remembered
 from pyg_accel.ops.maxk import check_k
 
 __all__ = ["MaxKGCNConv"]

@@ -8,7 +8,7 @@ from torch.nn.functional import linear, normalize
 from torch_geometric.nn import SAGEConv
 from torch_geometric.typing import Adj, OptPairTensor, Size
 
-from pyg_accel.cbsr import CBSR
+from pyg_accel.graph import CBSR
 from pyg_accel.layers.activation import masked, masked_pair, needs_torch
 from pyg_accel.layers.aggregation import (
     aggregate,

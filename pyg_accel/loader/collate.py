@@ -19,7 +19,7 @@ from torch_geometric.data.collate import _batch_and_ptr, _collate, get_incs
 from torch_geometric.data.storage import N_KEYS, BaseStorage, NodeStorage
 from torch_geometric.utils import cumsum
 
-from pyg_accel.native import library_of
+from pyg_accel.runtime.native import library_of
 
 __all__ = [
     "are_dense",

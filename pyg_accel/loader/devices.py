@@ -15,9 +15,9 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import NeighborSampler
 
-from pyg_accel.cache import Snapshot, changes_unseen
-from pyg_accel.derived import derived
-from pyg_accel.native import cuda_unavailable_reasons
+from pyg_accel.graph.derived import derived
+from pyg_accel.runtime.cache import Snapshot, changes_unseen
+from pyg_accel.runtime.native import cuda_unavailable_reasons
 
 __all__ = [
     "data_for", "device_of", "leave_on_cpu", "may_have_changed", "place", "readable", "why_on_cpu",

@@ -10,10 +10,10 @@ from torch import Tensor
 from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 from torch_geometric.sampler.base import SubgraphType
 
-from pyg_accel.call_report import record_batch
 from pyg_accel.loader.devices import device_of, may_have_changed, readable, why_on_cpu
 from pyg_accel.loader.stream import beside
-from pyg_accel.native import cpu_library, cuda_library
+from pyg_accel.runtime.native import cpu_library, cuda_library
+from pyg_accel.runtime.report import record_batch
 
 __all__ = ["ONE", "Draw", "Edges", "draw", "sample"]
 

@@ -13,7 +13,7 @@ from torch_geometric.data.storage import N_KEYS
 from torch_geometric.utils import cumsum
 
 from pyg_accel.loader.collate import are_dense, is_shifted
-from pyg_accel.native import library_of
+from pyg_accel.runtime.native import library_of
 
 __all__ = ["Selected", "counted_by"]
 

@@ -19,12 +19,10 @@ from pyg_accel.backends.base import Launch
 from pyg_accel.backends.dispatch import decide, is_fast, situation
 from pyg_accel.backends.notes import note_choice
 from pyg_accel.backends.spec import Shapes, shapes_of
-from pyg_accel.cache import Bounded
-from pyg_accel.checks import shown
-from pyg_accel.column_reuse import kind_of
-from pyg_accel.csr import Edges
 from pyg_accel.formula import Formula, operands_of, parse
 from pyg_accel.graph import CSR, Graph, check_graph
+from pyg_accel.graph.column_reuse import kind_of
+from pyg_accel.graph.csr import Edges
 from pyg_accel.ops.arrays import ARRAYS, Arrays, csr_and_rest
 from pyg_accel.ops.attention_backward import (
     AttentionCall,
@@ -41,6 +39,8 @@ from pyg_accel.ops.layout import contiguous_rows
 from pyg_accel.ops.operator import call, define
 from pyg_accel.ops.plan import Gradient, Plan, Result, computing, folding, run
 from pyg_accel.ops.reduction import transposed_of
+from pyg_accel.runtime.cache import Bounded
+from pyg_accel.runtime.checks import shown
 
 __all__ = ["attention"]
 

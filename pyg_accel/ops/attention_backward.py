@@ -22,8 +22,6 @@ from pyg_accel.backends.base import Launch
 from pyg_accel.backends.dispatch import decide, is_fast, situation
 from pyg_accel.backends.notes import note_choice
 from pyg_accel.backends.spec import Shapes, shapes_of
-from pyg_accel.cache import Bounded
-from pyg_accel.column_reuse import kind_of
 from pyg_accel.formula import (
     Binary,
     Formula,
@@ -37,12 +35,14 @@ from pyg_accel.formula import (
     swap_sides,
 )
 from pyg_accel.graph import CSR, Graph
+from pyg_accel.graph.column_reuse import kind_of
 from pyg_accel.ops.arrays import BOTH_ARRAYS, NO_GRADS, Arrays
 from pyg_accel.ops.attention_unfused import unfused
 from pyg_accel.ops.gspmm_backward import kinds_of, kinds_of_shapes
 from pyg_accel.ops.layout import contiguous_rows
 from pyg_accel.ops.operator import call, define
 from pyg_accel.ops.steps import Step, fit, passes_of, renumber
+from pyg_accel.runtime.cache import Bounded
 
 __all__ = [
     "AttentionCall", "backward", "gradient_launch", "is_backward_fast", "setup_context",

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from pyg_accel.backends.edges import Output
 from pyg_accel.backends.spec import Shapes
-from pyg_accel.csr import Edges
 from pyg_accel.formula import (
     Binary,
     Formula,
@@ -27,6 +26,7 @@ from pyg_accel.formula import (
     shape_of,
 )
 from pyg_accel.graph import Graph
+from pyg_accel.graph.csr import Edges
 from pyg_accel.ops.attention_unfused import extent
 from pyg_accel.ops.by_edge import EdgeGradient, EdgePlan, Launch, bind_passes, changes
 from pyg_accel.ops.gspmm_backward import kinds_of_shapes

@@ -23,13 +23,13 @@ from pyg_accel.backends.dispatch import (
 )
 from pyg_accel.backends.edges import Output, Passes
 from pyg_accel.backends.notes import chosen
-from pyg_accel.cache import Bounded
-from pyg_accel.csr import Edges, for_autograd
 from pyg_accel.errors import BackendNotSupported
 from pyg_accel.formula import Const
 from pyg_accel.graph import Graph
+from pyg_accel.graph.csr import Edges, for_autograd
 from pyg_accel.ops.operator import each_gradient, is_batch
 from pyg_accel.ops.plan import Fold, arguments
+from pyg_accel.runtime.cache import Bounded
 from pyg_accel.settings import settings
 
 __all__ = ["EdgeGradient", "EdgePlan", "EdgeRule", "bind_passes", "counts_of", "run_by_edge"]

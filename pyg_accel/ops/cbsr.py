@@ -16,11 +16,11 @@ from torch import Tensor
 
 from pyg_accel.backends import OpSpec, choose
 from pyg_accel.backends.base import atomics_allowed
-from pyg_accel.cbsr import CBSR, check_cbsr, check_columns
-from pyg_accel.checks import shown
 from pyg_accel.graph import CSR, Graph, check_graph
+from pyg_accel.graph.cbsr import CBSR, check_cbsr, check_columns
 from pyg_accel.ops.arrays import ARRAYS, Arrays, csr_and_rest
 from pyg_accel.ops.operator import call, define
+from pyg_accel.runtime.checks import shown
 
 __all__ = ["cbsr_spmm"]
 

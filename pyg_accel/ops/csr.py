@@ -7,10 +7,10 @@ It returns copies: the memory of an operator's results is the compiler's, which 
 import torch
 from torch import Tensor
 
-from pyg_accel.derived import derived, find, keep
 from pyg_accel.graph import CSR, Graph
-from pyg_accel.machine import is_captured
+from pyg_accel.graph.derived import derived, find, keep
 from pyg_accel.ops.operator import define
+from pyg_accel.runtime.machine import is_captured
 
 __all__ = ["CompiledGraph", "IdleRows", "graph_of", "idle_rows_of", "keep_graph"]
 

@@ -11,10 +11,10 @@ from pyg_accel.backends.base import Launch
 from pyg_accel.backends.dispatch import decide, situation
 from pyg_accel.backends.notes import note_choice
 from pyg_accel.backends.spec import shapes_of, widest
-from pyg_accel.cache import Bounded
-from pyg_accel.column_reuse import kind_of
 from pyg_accel.formula import parse
 from pyg_accel.graph import CSR
+from pyg_accel.graph.column_reuse import kind_of
+from pyg_accel.runtime.cache import Bounded
 
 __all__ = ["around", "bind_gspmm", "run_gspmm"]
 

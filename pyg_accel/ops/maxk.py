@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from pyg_accel.backends import OpSpec, choose
-from pyg_accel.cbsr import CBSR, index_dtype, scattered, trust
-from pyg_accel.checks import whole
+from pyg_accel.graph.cbsr import CBSR, index_dtype, scattered, trust
 from pyg_accel.ops.operator import call, define
+from pyg_accel.runtime.checks import whole
 
 __all__ = ["check_k", "maxk"]
 

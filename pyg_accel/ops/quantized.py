@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pyg_accel.checks import require, shown
+from pyg_accel.runtime.checks import require, shown
 
 __all__ = ["Quantized", "quantize"]
 

@@ -10,11 +10,10 @@ from torch import Tensor
 
 from pyg_accel.backends.base import Launch
 from pyg_accel.backends.spec import Shapes
-from pyg_accel.cache import Bounded
-from pyg_accel.column_reuse import kind_of
-from pyg_accel.facts import facts_of
 from pyg_accel.formula import has_sum, is_summed, operands_of, parse, shape_of
 from pyg_accel.graph import CSR, Graph
+from pyg_accel.graph.column_reuse import kind_of
+from pyg_accel.graph.facts import facts_of
 from pyg_accel.ops.arrays import Arrays
 from pyg_accel.ops.gspmm_backward import (
     backward_passes,
@@ -29,6 +28,7 @@ from pyg_accel.ops.launch import around, bind_gspmm
 from pyg_accel.ops.layout import contiguous_rows, find_layout
 from pyg_accel.ops.plan import Fold, Gradient, Plan, Result, computing, folding, reshaping
 from pyg_accel.ops.steps import SCATTER, Pass, fit
+from pyg_accel.runtime.cache import Bounded
 
 __all__ = ["REDUCES", "Reduction", "plan_of", "reduction_of", "transposed_of"]
 

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from pyg_accel.backends.base import winners_are_columns
 from pyg_accel.backends.edges import Output, Passes
-from pyg_accel.csr import Edges
 from pyg_accel.formula import (
     Binary,
     Const,
@@ -23,6 +22,7 @@ from pyg_accel.formula import (
     times,
 )
 from pyg_accel.graph import Graph
+from pyg_accel.graph.csr import Edges
 from pyg_accel.ops.by_edge import EdgeGradient, EdgePlan, bind_passes, changes
 from pyg_accel.ops.gspmm_backward import kinds_of_shapes, operand_gradients
 from pyg_accel.ops.plan import folding

@@ -14,12 +14,12 @@ from torch import Tensor
 
 from pyg_accel.backends import OpSpec, choose
 from pyg_accel.backends.sampling import Sampling
-from pyg_accel.checks import whole
 from pyg_accel.graph import CSR, Graph, check_graph
 from pyg_accel.ops.arrays import ROW_ARRAYS
 from pyg_accel.ops.layout import contiguous_rows
 from pyg_accel.ops.operator import call, define
 from pyg_accel.ops.quantized import Quantized
+from pyg_accel.runtime.checks import whole
 
 __all__ = ["sampled_spmm", "sampling_rates"]
 

@@ -2,9 +2,9 @@
 
 from torch import Tensor
 
-from pyg_accel.checks import shown
 from pyg_accel.graph import Graph, check_graph
 from pyg_accel.ops.gspmm import gspmm
+from pyg_accel.runtime.checks import shown
 
 __all__ = ["sddmm"]
 

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from pyg_accel.backends import OpSpec, choose
-from pyg_accel.checks import shown
 from pyg_accel.ops.operator import call, define
+from pyg_accel.runtime.checks import shown
 
 __all__ = ["segment_matmul"]
 

@@ -1,8 +1,8 @@
 """Sparse graph translation of a graph, to inspect its tiles and for custom kernels."""
 
-from pyg_accel.checks import whole
 from pyg_accel.graph import Graph, check_graph
-from pyg_accel.tiles import Tiles, tiles_of
+from pyg_accel.graph.tiles import Tiles, tiles_of
+from pyg_accel.runtime.checks import whole
 
 __all__ = ["sgt"]
 

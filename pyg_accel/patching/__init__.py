@@ -5,10 +5,10 @@ becomes a formula and its reduction one kernel call, whatever the layer. What ca
 runs as it always did, and :func:`report` says why.
 """
 
-from pyg_accel.call_report import Report, report, reset_report
 from pyg_accel.patching.api import PatchHandle, patch, patched, unpatch
 from pyg_accel.patching.calibration import calibrate_sampling
 from pyg_accel.patching.sampling import sampled
+from pyg_accel.runtime.report import Report, report, reset_report
 
 __all__ = [
     "PatchHandle",

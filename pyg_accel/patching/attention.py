@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 
 from pyg_accel import ops
-from pyg_accel.cache import Snapshot, version_of
 from pyg_accel.formula import Binary, Const, Formula, Operand, Unary, map_operands, operands_of
 from pyg_accel.graph import Graph
 from pyg_accel.ops.layout import Layout, broadcast
@@ -29,6 +28,7 @@ from pyg_accel.ops.messages import messages
 from pyg_accel.patching.edge_type_matmul import with_pairs_as_sources
 from pyg_accel.record.edge_tensors import DeferredOperand, materialize, plain_shape
 from pyg_accel.record.recorder import perform, quiet
+from pyg_accel.runtime.cache import Snapshot, version_of
 
 __all__ = ["Source", "Weights", "Where", "attend"]
 

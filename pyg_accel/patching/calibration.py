@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_accel.checks import shown
-from pyg_accel.matrices import is_sparse_matrix
+from pyg_accel.graph.matrices import is_sparse_matrix
 from pyg_accel.ops import sampling_rates
 from pyg_accel.ops.sampled import note_samples
 from pyg_accel.patching.api import patched
 from pyg_accel.patching.sampling import sampled
+from pyg_accel.runtime.checks import shown
 
 __all__ = ["calibrate_sampling"]
 

@@ -30,7 +30,6 @@ from torch.fx.experimental.symbolic_shapes import (
 from torch.nn.utils.stateless import _reparametrize_module
 from torch_geometric import EdgeIndex
 
-from pyg_accel.call_report import record
 from pyg_accel.graph import Graph
 from pyg_accel.ops.csr import CompiledGraph
 from pyg_accel.patching import sampling, size
@@ -38,6 +37,7 @@ from pyg_accel.patching.reading import Look, Reading, accept, after, before, fin
 from pyg_accel.patching.running import Unrecognised
 from pyg_accel.patching.size import Work, fewest_edges
 from pyg_accel.patching.trace import Trace
+from pyg_accel.runtime.report import record
 
 __all__ = ["CompiledTrace", "call", "size_reasons"]
 

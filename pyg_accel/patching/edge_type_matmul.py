@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_accel.derived import derived
 from pyg_accel.formula import Formula, Operand, map_operands, operands_of
 from pyg_accel.graph import Graph
+from pyg_accel.graph.derived import derived
 from pyg_accel.ops.relations import features_of_pairs, pairs_of
 from pyg_accel.record.edge_tensors import DeferredOperand, plain_shape
 

@@ -1,11 +1,11 @@
 """Effects of a message's code that cannot be undone if an attempt to trace it fails.
 
-A message that turns out to be no formula runs again, in PyG's own path. What a
-:class:`~pyg_accel.module_state.ModuleState` holds is put back before; numbers of NumPy and Python,
-generators of the user and objects outside of the layer
-are not. So a message may be attempted only if its code reads nothing but torch, PyG,
-its layer, numbers, and functions of which the same is true. Nor may it ask a tensor which object it
-is: messages are of another class while they are recorded.
+A message that turns out to have no formula runs again, in PyG's own path. A
+:class:`~pyg_accel.runtime.module_state.ModuleState` restores the layer before that, but not numbers
+of NumPy and Python, generators of the user and objects outside of the layer. So a message may be
+attempted only if its code reads nothing but torch, PyG, its layer, numbers, and functions of which
+the same is true. Nor may it ask for the identity of a tensor: messages are of another class while
+they are recorded.
 """
 
 import builtins
@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 from torch_geometric.nn import MessagePassing
 
-from pyg_accel.module_state import modules_in
 from pyg_accel.record.code import assigned_outside, is_library, module_of, named_in
+from pyg_accel.runtime.module_state import modules_in
 
 __all__ = ["effect_reasons", "tensors_outside"]
 

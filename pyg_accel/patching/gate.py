@@ -20,10 +20,7 @@ from torch._dynamo.eval_frame import skip_code
 from torch.nn import Module
 
 from pyg_accel.backends.dispatch import record_choices
-from pyg_accel.cache import saved_tensors_are_hooked
-from pyg_accel.call_report import record
-from pyg_accel.derived import Seen
-from pyg_accel.module_state import PROGRAMS, ModuleState, modules_in
+from pyg_accel.graph.derived import Seen
 from pyg_accel.ops.plan import arguments
 from pyg_accel.patching import programs, recording
 from pyg_accel.patching.context import context
@@ -35,6 +32,9 @@ from pyg_accel.patching.verification import verify
 from pyg_accel.record.dims import Unexpected
 from pyg_accel.record.guard import unchanged
 from pyg_accel.record.recorder import running_recorder
+from pyg_accel.runtime.cache import saved_tensors_are_hooked
+from pyg_accel.runtime.module_state import PROGRAMS, ModuleState, modules_in
+from pyg_accel.runtime.report import record
 from pyg_accel.settings import settings
 
 __all__ = ["NOTHING", "Call", "by_program", "enter", "too_small"]

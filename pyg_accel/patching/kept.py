@@ -16,7 +16,7 @@ from torch import Tensor
 from torch_geometric.nn import MessagePassing
 
 from pyg_accel.formula import operands_of
-from pyg_accel.memo import changed, tensors_in
+from pyg_accel.graph.memo import changed, tensors_in
 from pyg_accel.patching.attention import Weights
 from pyg_accel.patching.layers import OF_EVERY_MODULE
 from pyg_accel.patching.lazy import LazyTensor, first_operand, is_single_side

@@ -10,8 +10,8 @@ from torch.compiler import is_dynamo_compiling
 from torch.nn import Module
 from torch_geometric.nn import MessagePassing
 
-from pyg_accel import memo
-from pyg_accel.memo import copied, remembered
+from pyg_accel.graph import memo
+from pyg_accel.graph.memo import copied, remembered
 from pyg_accel.patching import gate, recording
 from pyg_accel.patching.reasons import is_active, torch_records, transform_reasons
 from pyg_accel.patching.running import running

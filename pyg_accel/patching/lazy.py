@@ -21,7 +21,6 @@ from torch import Tensor, fx
 from torch.nn import Parameter
 from typing_extensions import Self
 
-from pyg_accel.cache import saved_tensors_are_hooked, version_of
 from pyg_accel.formula import Formula, Operand, map_operands, operands_of
 from pyg_accel.graph import Graph
 from pyg_accel.ops.gspmm import REDUCES
@@ -31,6 +30,7 @@ from pyg_accel.patching.running import Unrecognised, running
 from pyg_accel.patching.watch import Watch
 from pyg_accel.record.edge_tensors import EdgeTensor, asks, plain_shape, replaced
 from pyg_accel.record.recorder import copied
+from pyg_accel.runtime.cache import saved_tensors_are_hooked, version_of
 
 __all__ = [
     "IDENTITY",

@@ -8,13 +8,13 @@ import torch
 from torch_geometric.data import Batch
 from torch_geometric.sampler import BaseSampler, NeighborSampler
 
-from pyg_accel.cache import EXACT
-from pyg_accel.call_report import record_batch
 from pyg_accel.loader import collate as several
 from pyg_accel.loader import devices, neighbors
-from pyg_accel.native import cpu_unavailable_reasons, cuda_library
 from pyg_accel.patching import seam
 from pyg_accel.patching.reasons import is_active
+from pyg_accel.runtime.cache import EXACT
+from pyg_accel.runtime.native import cpu_unavailable_reasons, cuda_library
+from pyg_accel.runtime.report import record_batch
 
 __all__ = [
     "collate", "construct", "construct_both", "device_from", "load", "sample", "switch", "to_csc",

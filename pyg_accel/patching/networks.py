@@ -15,8 +15,6 @@ from torch import Tensor, fx
 
 from pyg_accel import ops
 from pyg_accel.formula import Formula, Operand, operands_of
-from pyg_accel.hooks import has_hooks
-from pyg_accel.module_state import modules_in
 from pyg_accel.ops.blocked import at_once, in_blocks
 from pyg_accel.ops.blocks import Block, blocks_of, edges_of_a_block, fits_whole, free_bytes
 from pyg_accel.ops.edge_product import edge_product, summed_products
@@ -25,6 +23,8 @@ from pyg_accel.patching.running import Unrecognised
 from pyg_accel.patching.sampling import in_force
 from pyg_accel.record.edge_tensors import DeferredOperand, materialize, plain_shape
 from pyg_accel.record.recorder import quiet, running_recorder
+from pyg_accel.runtime.hooks import has_hooks
+from pyg_accel.runtime.module_state import modules_in
 from pyg_accel.settings import settings
 
 __all__ = [

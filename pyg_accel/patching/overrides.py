@@ -12,7 +12,7 @@ whoever imported a function before reaches the hook as well. These functions are
   decomposition run that one instead. It only adds a row to the report.
 * ``Aggregation.__call__``, where messages meet their reduction.
 * functions that derive an edge_index from another at every call (``gcn_norm``, self-loops, masks):
-  see :mod:`pyg_accel.memo`.
+  see :mod:`pyg_accel.graph.memo`.
 * ``softmax`` over target nodes, and ``spmm``.
 * while a model is distributed, ``scatter``, ``degree``, ``global_add_pool`` and its like, and the
   ``group`` of HANConv.

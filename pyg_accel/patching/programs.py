@@ -13,14 +13,14 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from torch.nn import Module
 
-from pyg_accel.call_report import Row
-from pyg_accel.derived import Seen
-from pyg_accel.module_state import PROGRAMS
+from pyg_accel.graph.derived import Seen
 from pyg_accel.patching.context import context
 from pyg_accel.record.code import is_library, module_of
 from pyg_accel.record.guard import NotComparable, Reads, unchanged
 from pyg_accel.record.program import LayerProgram, State
 from pyg_accel.record.recorder import running_recorder
+from pyg_accel.runtime.module_state import PROGRAMS
+from pyg_accel.runtime.report import Row
 
 __all__ = [
     "FAILURES", "OfClass", "Programs", "Sizes", "adopt", "find", "forget", "is_users",

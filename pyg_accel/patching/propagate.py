@@ -9,13 +9,9 @@ from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.nn import MessagePassing
 
-from pyg_accel import derived
-from pyg_accel.cache import saved_tensors_are_hooked
-from pyg_accel.call_report import record
-from pyg_accel.hooks import hook_reasons
-from pyg_accel.matrices import is_sparse_matrix, num_edges
-from pyg_accel.memo import changed, tensors_in
-from pyg_accel.module_state import ModuleState, modules_in, tensors_of
+from pyg_accel.graph import derived
+from pyg_accel.graph.matrices import is_sparse_matrix, num_edges
+from pyg_accel.graph.memo import changed, tensors_in
 from pyg_accel.patching import compiled, gate, programs, reading, recording
 from pyg_accel.patching.effects import effect_reasons, tensors_outside
 from pyg_accel.patching.kept import (
@@ -50,6 +46,10 @@ from pyg_accel.patching.sparse import SparseTrace, as_edge_index
 from pyg_accel.patching.trace import Trace
 from pyg_accel.record.edge_tensors import plain_shape
 from pyg_accel.record.recorder import running_recorder
+from pyg_accel.runtime.cache import saved_tensors_are_hooked
+from pyg_accel.runtime.hooks import hook_reasons
+from pyg_accel.runtime.module_state import ModuleState, modules_in, tensors_of
+from pyg_accel.runtime.report import record
 
 __all__ = ["bypassed", "call", "forget", "softmax", "spmm"]
 

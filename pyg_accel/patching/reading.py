@@ -29,7 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch_geometric.nn import MessagePassing
 
-from pyg_accel.module_state import refill
+from pyg_accel.runtime.module_state import refill
 
 __all__ = ["Look", "Reading", "Run", "accept", "after", "before", "begin", "find",
            "picked_from"]  # fmt: skip

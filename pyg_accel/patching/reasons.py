@@ -25,11 +25,11 @@ from torch_geometric import EdgeIndex, Index
 from torch_geometric.nn import MessagePassing
 
 from pyg_accel.backends.dispatch import fast_backend_reasons
-from pyg_accel.hooks import has_hooks, hook_reasons
-from pyg_accel.matrices import is_sparse_matrix
-from pyg_accel.memo import tensors_in
-from pyg_accel.module_state import modules_in
+from pyg_accel.graph.matrices import is_sparse_matrix
+from pyg_accel.graph.memo import tensors_in
 from pyg_accel.record.edge_tensors import EdgeTensor
+from pyg_accel.runtime.hooks import has_hooks, hook_reasons
+from pyg_accel.runtime.module_state import modules_in
 
 __all__ = [
     "RECORDED", "WATCHED", "call_reasons", "data_reasons", "device_of", "forced", "is_active",

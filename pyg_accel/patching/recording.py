@@ -20,14 +20,9 @@ from torch.nn import Module
 from torch_geometric.nn import MessagePassing
 
 from pyg_accel.backends.dispatch import record_choices
-from pyg_accel.cache import saved_tensors_are_hooked
-from pyg_accel.call_report import record as count
-from pyg_accel.call_report import row_of
-from pyg_accel.derived import Seen
-from pyg_accel.hooks import hook_reasons, hooks_in
-from pyg_accel.matrices import is_edge_index
-from pyg_accel.memo import tensors_in
-from pyg_accel.module_state import ModuleState, modules_in
+from pyg_accel.graph.derived import Seen
+from pyg_accel.graph.matrices import is_edge_index
+from pyg_accel.graph.memo import tensors_in
 from pyg_accel.ops.plan import arguments
 from pyg_accel.patching.context import context, modes
 from pyg_accel.patching.overrides import is_rendered, template
@@ -45,6 +40,11 @@ from pyg_accel.record.finals import final
 from pyg_accel.record.guard import NotComparable
 from pyg_accel.record.program import LayerProgram, State, record
 from pyg_accel.record.signature import Signature
+from pyg_accel.runtime.cache import saved_tensors_are_hooked
+from pyg_accel.runtime.hooks import hook_reasons, hooks_in
+from pyg_accel.runtime.module_state import ModuleState, modules_in
+from pyg_accel.runtime.report import record as count
+from pyg_accel.runtime.report import row_of
 from pyg_accel.settings import settings
 
 __all__ = ["Attempt", "attempt", "note", "recorded", "verifies"]

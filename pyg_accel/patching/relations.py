@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch_geometric.nn import MessagePassing, RGCNConv
 
-from pyg_accel.derived import derived, find
 from pyg_accel.graph import for_autograd
+from pyg_accel.graph.derived import derived, find
 from pyg_accel.ops.relations import Relations, relational_spmm, stack_relations
 from pyg_accel.patching import gate
 from pyg_accel.patching.reasons import (

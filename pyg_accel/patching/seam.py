@@ -17,8 +17,8 @@ from torch_geometric.nn.conv import spline_conv
 from torch_geometric.nn.models import dimenet
 
 from pyg_accel import pyg_lib
-from pyg_accel.native import cpu_unavailable_reasons
 from pyg_accel.pyg_lib import operators, sparse_tensor
+from pyg_accel.runtime.native import cpu_unavailable_reasons
 from pyg_accel.settings import settings
 
 __all__ = ["batch_to_ptr", "description", "give", "is_given", "served", "take_back"]

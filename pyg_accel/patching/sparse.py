@@ -14,7 +14,7 @@ from torch import Tensor
 from torch_geometric.nn import MessagePassing
 
 from pyg_accel.formula import parse
-from pyg_accel.matrices import (
+from pyg_accel.graph.matrices import (
     edges_of_matrix,
     graph_of_matrix,
     is_sparse_matrix,

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from pyg_accel.cache import memory_of
 from pyg_accel.patching.running import Unrecognised
 from pyg_accel.record.edge_tensors import changed_in_place, name_of
+from pyg_accel.runtime.cache import memory_of
 
 __all__ = ["Watch"]
 

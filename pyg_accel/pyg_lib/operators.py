@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from pyg_accel import pyg_lib
-from pyg_accel.call_report import record_batch
-from pyg_accel.native import library_of
 from pyg_accel.ops.operator import define
 from pyg_accel.pyg_lib import ops, partition, sampler
 from pyg_accel.pyg_lib.ops.cluster import sampler_of
 from pyg_accel.pyg_lib.ops.points import kernel_of
 from pyg_accel.pyg_lib.sampler import relation_neighbor_sample
+from pyg_accel.runtime.native import library_of
+from pyg_accel.runtime.report import record_batch
 
 __all__ = ["NAMESPACE", "serving"]
 

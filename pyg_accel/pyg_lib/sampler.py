@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pyg_accel.loader.neighbors import ONE, Draw, Edges, draw
-from pyg_accel.native import library_of
+from pyg_accel.runtime.native import library_of
 
 __all__ = ["hetero_neighbor_sample", "neighbor_sample", "random_walk", "subgraph"]
 

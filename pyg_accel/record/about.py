@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pyg_accel.cache import memory_of
+from pyg_accel.runtime.cache import memory_of
 
 __all__ = ["ABOUT", "WRITES", "About"]
 
@@ -20,7 +20,7 @@ class About(NamedTuple):
         shape: its sizes in that call.
         dtype: its dtype.
         learns: whether it requires a gradient.
-        memory: :func:`~pyg_accel.cache.memory_of` it.
+        memory: :func:`~pyg_accel.runtime.cache.memory_of` it.
     """
 
     shape: tuple[int, ...]

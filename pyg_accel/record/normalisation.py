@@ -14,9 +14,9 @@ from torch import Tensor, fx
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
 from pyg_accel import ops
-from pyg_accel.derived import derived
 from pyg_accel.graph import for_autograd
-from pyg_accel.memo import remembered
+from pyg_accel.graph.derived import derived
+from pyg_accel.graph.memo import remembered
 from pyg_accel.ops.csr import graph_of
 from pyg_accel.record.about import ABOUT
 from pyg_accel.record.split import DERIVED

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_accel.derived import find, keep
+from pyg_accel.graph.derived import find, keep
 from pyg_accel.record.about import WRITES
 from pyg_accel.record.dims import expect
 from pyg_accel.record.guard import Guard, NotComparable, Reading
@@ -163,7 +163,7 @@ class LayerProgram:
             if mine.op != other.op:
                 return False
             if mine.op == "get_attr":
-                if not _same(self.constants[mine.target], constants[other.target]):
+                if not _same(self.constants[str(mine.target)], constants[str(other.target)]):
                     return False
             elif mine.op != "placeholder" and mine.target != other.target:
                 return False

@@ -20,9 +20,8 @@ from torch import Tensor, fx
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
-from pyg_accel.cache import memory_of
 from pyg_accel.formula import Operand
-from pyg_accel.memo import tensors_in
+from pyg_accel.graph.memo import tensors_in
 from pyg_accel.record.about import ABOUT, WRITES, About
 from pyg_accel.record.calls import Calls
 from pyg_accel.record.code import is_package_file
@@ -32,6 +31,7 @@ from pyg_accel.record.guard import NotComparable, Reading
 from pyg_accel.record.signature import LEAST
 from pyg_accel.record.sizes import Sizes, asks_for_size, rounds
 from pyg_accel.record.split import DERIVED
+from pyg_accel.runtime.cache import memory_of
 
 __all__ = ["Recorder", "copied", "perform", "quiet", "running_recorder"]
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from pyg_accel.memo import tensors_in
+from pyg_accel.graph.memo import tensors_in
 from pyg_accel.record.guard import NotComparable
 
 __all__ = ["LEAST", "Signature"]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pyg_accel.native import cpu_library
+from pyg_accel.runtime.native import cpu_library
 
 __all__ = ["Level", "best_labels", "merge"]
 

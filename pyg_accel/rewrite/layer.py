@@ -10,10 +10,9 @@ import torch
 from torch import Tensor, fx
 from torch_geometric.nn import MessagePassing
 
-from pyg_accel.call_report import record
-from pyg_accel.halos import LOOKUPS, Halos
+from pyg_accel.graph.halos import LOOKUPS, Halos
+from pyg_accel.graph.memo import running
 from pyg_accel.layers import MaxKGCNConv, MaxKGINConv, MaxKSAGEConv
-from pyg_accel.memo import running
 from pyg_accel.patching.api import OverrideHandle
 from pyg_accel.patching.programs import OfClass, Programs, find
 from pyg_accel.patching.reasons import forced, is_active
@@ -28,6 +27,7 @@ from pyg_accel.rewrite.lower import lower
 from pyg_accel.rewrite.nodes import Learning
 from pyg_accel.rewrite.override import RUNNING
 from pyg_accel.rewrite.select import DRIFT, Decision, Options, assumptions_of, make_decision
+from pyg_accel.runtime.report import record
 
 __all__ = ["RewrittenLayer"]
 

@@ -5,12 +5,12 @@ from typing import Any
 import torch
 from torch_geometric.nn import MessagePassing
 
-from pyg_accel.call_report import uncounted
-from pyg_accel.module_state import as_it_was
 from pyg_accel.rewrite.layer import RewrittenLayer
 from pyg_accel.rewrite.lift import NotLifted
 from pyg_accel.rewrite.prune import Associations
 from pyg_accel.rewrite.select import Options
+from pyg_accel.runtime.module_state import as_it_was
+from pyg_accel.runtime.report import uncounted
 
 __all__ = ["associations"]
 

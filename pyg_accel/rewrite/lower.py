@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, fx
 
 from pyg_accel import ops
-from pyg_accel.cbsr import CBSR
-from pyg_accel.graph import Graph
+from pyg_accel.graph import CBSR, Graph
 from pyg_accel.record.about import ABOUT
 from pyg_accel.rewrite.attention import Attention
 from pyg_accel.rewrite.builder import Builder, Edges

@@ -11,15 +11,15 @@ from torch import Tensor
 from torch_geometric.nn import MessagePassing
 from torch_geometric.nn.dense.linear import is_uninitialized_parameter as is_lazy
 
-from pyg_accel.checks import check_arguments
 from pyg_accel.errors import VerificationError
-from pyg_accel.halos import DISTRIBUTED
+from pyg_accel.graph.halos import DISTRIBUTED
 from pyg_accel.rewrite.cost import CostModel
 from pyg_accel.rewrite.optimized import OptimizedModel, rewritten_layers
 from pyg_accel.rewrite.override import callers_noted
 from pyg_accel.rewrite.select import Choose, Options
 from pyg_accel.rewrite.tree import Tree
 from pyg_accel.rewrite.verify import differences, evaluated
+from pyg_accel.runtime.checks import check_arguments
 from pyg_accel.settings import settings
 
 __all__ = ["optimize"]

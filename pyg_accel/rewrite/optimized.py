@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch_geometric.nn import MessagePassing
 
-from pyg_accel.halos import LOOKUPS
+from pyg_accel.graph.halos import LOOKUPS
 from pyg_accel.rewrite.layer import RewrittenLayer
 from pyg_accel.rewrite.override import RUNNING, Runners, install, uninstall
 from pyg_accel.rewrite.select import Options
-from pyg_accel.wrapper import ModelWrapper
+from pyg_accel.runtime.wrapper import ModelWrapper
 
 __all__ = ["OptimizedModel", "rewritten_layers"]
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from pyg_accel.call_report import uncounted
-from pyg_accel.module_state import as_it_was
+from pyg_accel.runtime.module_state import as_it_was
+from pyg_accel.runtime.report import uncounted
 
 __all__ = ["differences", "evaluated"]
 

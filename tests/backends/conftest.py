@@ -2,7 +2,7 @@
 
 import pytest
 
-from pyg_accel import facts
+from pyg_accel.graph import facts
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ from torch import Tensor
 from pyg_accel import Graph, ops, use_backend
 from pyg_accel.backends import Backend, backends, get_backend
 from pyg_accel.formula import operands_of, parse
-from pyg_accel.native import cpu_library, cpu_unavailable_reasons
+from pyg_accel.runtime.native import cpu_library, cpu_unavailable_reasons
 from pyg_accel.testing import GraphCase, truth, zoo
 
 HUB = 17_000  # above 16384 the CPU kernels cut a row up

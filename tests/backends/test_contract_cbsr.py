@@ -9,7 +9,7 @@ from torch import Tensor
 from pyg_accel import CBSR, Graph, ops, use_backend
 from pyg_accel.backends import Backend, backends, get_backend
 from pyg_accel.backends.base import atomics_allowed
-from pyg_accel.cbsr import index_dtype
+from pyg_accel.graph.cbsr import index_dtype
 from pyg_accel.settings import settings
 from pyg_accel.testing import GraphCase, zoo
 

@@ -11,7 +11,7 @@ from pyg_accel.backends import OpSpec, get_backend
 from pyg_accel.backends.cpu.stages import compile_stages, stages_reasons
 from pyg_accel.backends.dispatch import forget_decisions, is_fast
 from pyg_accel.formula import parse
-from pyg_accel.native import cpu_library, cpu_unavailable_reasons
+from pyg_accel.runtime.native import cpu_library, cpu_unavailable_reasons
 
 pytestmark = pytest.mark.skipif(
     bool(cpu_unavailable_reasons()), reason="; ".join(cpu_unavailable_reasons())

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pyg_accel import Graph, ops, use_backend
 from pyg_accel.backends import get_backend
-from pyg_accel.native import cpu_library, cpu_unavailable_reasons
+from pyg_accel.runtime.native import cpu_library, cpu_unavailable_reasons
 
 pytestmark = pytest.mark.skipif(
     bool(cpu_unavailable_reasons()), reason="; ".join(cpu_unavailable_reasons())

@@ -12,10 +12,10 @@ from pyg_accel.backends.cuda import cbsr, plan, rest, spmm
 from pyg_accel.backends.cuda.choice import Launch, choose_launch
 from pyg_accel.backends.cuda.match import Product, product_of
 from pyg_accel.backends.dispatch import forget_decisions, record_choices
-from pyg_accel.column_reuse import Shared
 from pyg_accel.formula import parse
+from pyg_accel.graph.column_reuse import Shared
+from pyg_accel.graph.tiles import build_tiles
 from pyg_accel.testing import truth, zoo
-from pyg_accel.tiles import build_tiles
 
 # As measured of mycielskian17, reddit-like/ordered and a graph whose nodes come in no order.
 SHARED = (

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pyg_accel import Graph, ops
 from pyg_accel.backends.plans import Matrix, spmm_launch
-from pyg_accel.native import cpu_library, cpu_unavailable_reasons
+from pyg_accel.runtime.native import cpu_library, cpu_unavailable_reasons
 
 pytestmark = pytest.mark.skipif(
     bool(cpu_unavailable_reasons()), reason="the native library is not built"

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from pyg_accel import Graph, ops, use_backend
-from pyg_accel.facts import expect_to_stay
+from pyg_accel.graph.facts import expect_to_stay
 
 pytestmark = [
     pytest.mark.gpu,

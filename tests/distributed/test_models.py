@@ -11,7 +11,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GAT, GCN, GIN, GraphSAGE
 
 import pyg_accel
-from pyg_accel import call_report
+from pyg_accel.runtime import report as call_report
 from pyg_accel.settings import settings
 
 MODELS = {

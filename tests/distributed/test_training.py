@@ -239,7 +239,7 @@ def left(device: torch.device) -> bool:
     """PyG is as it was when the last distributed model is gone."""
     import gc
 
-    from pyg_accel.halos import LOOKUPS
+    from pyg_accel.graph.halos import LOOKUPS
     from pyg_accel.patching import overrides
 
     spread, share = pyg_accel.distribute(pair(device)[1], graph(device))

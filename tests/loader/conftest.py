@@ -13,7 +13,7 @@ from torch_geometric.data import HeteroData
 
 import pyg_accel
 from pyg_accel.loader import neighbors
-from pyg_accel.native import cuda_library
+from pyg_accel.runtime.native import cuda_library
 
 CUDA = torch.cuda.is_available()
 

@@ -16,7 +16,7 @@ from torch_geometric.loader import DataLoader
 import pyg_accel
 from pyg_accel import loader
 from pyg_accel.loader import collate, selected
-from pyg_accel.native import cpu_library, cuda_library
+from pyg_accel.runtime.native import cpu_library, cuda_library
 
 
 def assert_same(ours: Any, theirs: Any, path: str = "") -> None:

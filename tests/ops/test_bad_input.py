@@ -82,7 +82,7 @@ def test_columns_are_checked_again_when_they_change():
 
 def test_columns_are_looked_at_once_and_those_of_maxk_never(monkeypatch):
     looked = []
-    from pyg_accel import cbsr as module
+    from pyg_accel.graph import cbsr as module
 
     whole = module.require
     monkeypatch.setattr(module, "require", lambda *args: looked.append(1) or whole(*args))

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from pyg_accel import Graph, ops, use_backend
 from pyg_accel.backends.edges import Output
-from pyg_accel.csr import Edges
 from pyg_accel.formula import operands_of, parse
+from pyg_accel.graph.csr import Edges
 from pyg_accel.ops import by_edge
 from pyg_accel.testing import GraphCase, truth, zoo
 

@@ -9,7 +9,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from pyg_accel import Graph, ops, use_backend
 from pyg_accel.backends.dispatch import record_choices
-from pyg_accel.native import cpu_unavailable_reasons
+from pyg_accel.runtime.native import cpu_unavailable_reasons
 
 
 def run(graph: Graph, x: Tensor, weight: Tensor, reduce: str) -> list[Tensor]:

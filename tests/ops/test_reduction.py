@@ -11,10 +11,11 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from pyg_accel import Graph, column_reuse, facts, ops, use_backend
+from pyg_accel import Graph, ops, use_backend
 from pyg_accel.backends import backends
 from pyg_accel.backends.dispatch import record_choices
-from pyg_accel.facts import facts_of, rounded
+from pyg_accel.graph import column_reuse, facts
+from pyg_accel.graph.facts import facts_of, rounded
 from pyg_accel.ops import launch, reduction
 from pyg_accel.settings import settings
 

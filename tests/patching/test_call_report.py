@@ -11,7 +11,7 @@ from torch_geometric.nn import DNAConv, MessagePassing, SAGEConv
 from torch_geometric.utils import softmax
 
 import pyg_accel
-from pyg_accel.call_report import Report, Row, record, row_of
+from pyg_accel.runtime.report import Report, Row, record, row_of
 from pyg_accel.settings import settings
 
 pytestmark = pytest.mark.usefixtures("always")

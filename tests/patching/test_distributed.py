@@ -14,7 +14,7 @@ from torch_geometric.nn import GCN, GraphSAGE
 from torch_geometric.typing import WITH_PYG_LIB
 
 import pyg_accel
-from pyg_accel import call_report
+from pyg_accel.runtime import report as call_report
 
 SAMPLERS = WITH_PYG_LIB or importlib.util.find_spec("torch_sparse") is not None
 

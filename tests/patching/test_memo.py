@@ -28,10 +28,11 @@ from torch_geometric.utils import (
 )
 
 import pyg_accel
-from pyg_accel import MaxKGCNConv, derived
-from pyg_accel.cache import memory_of
-from pyg_accel.memo import _Remembered, copied, remembered, running
+from pyg_accel import MaxKGCNConv
+from pyg_accel.graph import derived
+from pyg_accel.graph.memo import _Remembered, copied, remembered, running
 from pyg_accel.patching import layers
+from pyg_accel.runtime.cache import memory_of
 from pyg_accel.settings import settings
 
 

@@ -93,7 +93,10 @@ def test_new_batches_leave_nothing_behind(batches, verify, always):
         train(layers, 3 * len(GRAPHS))
         before, count = sizes(), tensors()
         assert before["pyg_accel.ops.launch._bound"] > 0  # those that are looked for are found
-        assert {"pyg_accel.derived._records", "pyg_accel.derived._recent"} <= before.keys()
+        assert {
+            "pyg_accel.graph.derived._records",
+            "pyg_accel.graph.derived._recent",
+        } <= before.keys()
         tracemalloc.start()
         try:
             train(layers, batches)  # what is kept of the last batches is counted from here on

@@ -21,8 +21,8 @@ from torch_geometric.loader import (
 from torch_geometric.nn.models import DimeNetPlusPlus, SchNet
 
 import pyg_accel
-from pyg_accel.native import cpu_unavailable_reasons
 from pyg_accel.patching import seam
+from pyg_accel.runtime.native import cpu_unavailable_reasons
 from pyg_accel.settings import settings
 
 pytestmark = [

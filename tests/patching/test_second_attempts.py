@@ -10,7 +10,7 @@ from torch.nn import Linear
 from torch_geometric.nn import EdgeConv, MessagePassing
 
 import pyg_accel
-from pyg_accel import call_report
+from pyg_accel.runtime import report as call_report
 
 N, E, F = 500, 12_000, 24
 

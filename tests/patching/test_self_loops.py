@@ -13,8 +13,8 @@ from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.utils import add_self_loops, remove_self_loops
 
 import pyg_accel
-from pyg_accel.native import cpu_library, cpu_unavailable_reasons
 from pyg_accel.patching import self_loops
+from pyg_accel.runtime.native import cpu_library, cpu_unavailable_reasons
 from pyg_accel.settings import settings
 
 EDGES = {

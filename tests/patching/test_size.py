@@ -21,8 +21,8 @@ from torch_geometric.nn import (
 )
 
 import pyg_accel
-from pyg_accel import derived
-from pyg_accel.memo import _Remembered
+from pyg_accel.graph import derived
+from pyg_accel.graph.memo import _Remembered
 from pyg_accel.patching import propagate
 from pyg_accel.patching.reasons import row_bytes
 from pyg_accel.patching.running import running

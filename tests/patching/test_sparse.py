@@ -15,7 +15,7 @@ from torch_geometric.nn.models import GCN, GraphSAGE
 from torch_geometric.utils import to_torch_csc_tensor
 
 import pyg_accel
-from pyg_accel import derived
+from pyg_accel.graph import derived
 from pyg_accel.patching import propagate
 from pyg_accel.settings import settings
 

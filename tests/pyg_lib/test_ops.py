@@ -8,10 +8,10 @@ from torch import Tensor
 from torch.autograd import gradcheck
 
 from pyg_accel import pyg_lib
-from pyg_accel.native import cpu_unavailable_reasons
 from pyg_accel.pyg_lib import sampler
 from pyg_accel.pyg_lib.operators import NAMESPACE
 from pyg_accel.pyg_lib.ops import cluster
+from pyg_accel.runtime.native import cpu_unavailable_reasons
 
 ops = pyg_lib.ops
 INDEX = torch.tensor([0, 0, 2, 2, 2, 4])

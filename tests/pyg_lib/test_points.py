@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from pyg_accel import pyg_lib
-from pyg_accel.native import cpu_unavailable_reasons, library_of
 from pyg_accel.pyg_lib import kernels
 from pyg_accel.pyg_lib.kernels import search
 from pyg_accel.pyg_lib.ops import blocks, cluster, points
+from pyg_accel.runtime.native import cpu_unavailable_reasons, library_of
 
 GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if GPU else "cpu")  # of Triton's kernels, else interpreted

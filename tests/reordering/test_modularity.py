@@ -5,11 +5,11 @@ import torch
 from torch import Tensor
 
 from pyg_accel import Graph
-from pyg_accel.column_reuse import per_column, reuse_of
-from pyg_accel.native import cpu_unavailable_reasons
+from pyg_accel.graph.column_reuse import per_column, reuse_of
 from pyg_accel.reordering.community import community_order
 from pyg_accel.reordering.modularity import Level, best_labels, merge
 from pyg_accel.reordering.orders import _undirected
+from pyg_accel.runtime.native import cpu_unavailable_reasons
 
 pytestmark = pytest.mark.skipif(bool(cpu_unavailable_reasons()), reason="needs the CPU library")
 

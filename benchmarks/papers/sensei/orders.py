@@ -28,8 +28,7 @@ from benchmarks.papers.sensei.gaan import DotAttention
 from benchmarks.tools import graphs, plot, results
 from benchmarks.tools.timing import seconds_of
 from benchmarks.tools.variants import must_agree
-from pyg_accel import derived
-from pyg_accel.graph import Graph
+from pyg_accel.graph import Graph, derived
 from pyg_accel.rewrite.cost import cost_model
 from pyg_accel.rewrite.layer import RewrittenLayer
 from pyg_accel.rewrite.select import Options, make_decision

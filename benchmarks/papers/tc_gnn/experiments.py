@@ -28,7 +28,7 @@ from benchmarks.kernels.gpu import Inputs, gate
 from benchmarks.tools import graphs, plot, results, timing
 from benchmarks.tools.variants import epoch_of, must_agree
 from pyg_accel import Graph, ops
-from pyg_accel.tiles import build_tiles
+from pyg_accel.graph.tiles import build_tiles
 
 Rows = Iterator[dict[str, Any]]
 NAME = "papers/tc_gnn/tc_paper"

@@ -19,7 +19,7 @@ from pyg_accel.backends.sampling import RESCALES, STRATEGIES, Sampling
 from pyg_accel.backends.spec import OpSpec
 from pyg_accel.formula import Sum, has_sum, parse
 from pyg_accel.graph import CSR
-from pyg_accel.native import build_info, cpu_library, cpu_unavailable_reasons, direct
+from pyg_accel.runtime.native import build_info, cpu_library, cpu_unavailable_reasons, direct
 
 __all__ = ["CPU"]
 

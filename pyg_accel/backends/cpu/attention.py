@@ -11,7 +11,7 @@ from pyg_accel.backends.cpu.stages import Stages, compile_stages, stages_reasons
 from pyg_accel.backends.spec import OpSpec, shapes_of
 from pyg_accel.formula import Formula, parse, shape_of
 from pyg_accel.graph import CSR
-from pyg_accel.native import cpu_library, direct
+from pyg_accel.runtime.native import cpu_library, direct
 
 __all__ = ["bind", "bind_several", "reasons", "run", "run_backward", "run_several"]
 

@@ -5,9 +5,9 @@ from torch import Tensor
 from pyg_accel.backends.base import weighted_sum
 from pyg_accel.backends.cpu import gspmm
 from pyg_accel.backends.dtypes import widened
-from pyg_accel.cbsr import CBSR, scattered
 from pyg_accel.graph import CSR
-from pyg_accel.native import cpu_library
+from pyg_accel.graph.cbsr import CBSR, scattered
+from pyg_accel.runtime.native import cpu_library
 
 __all__ = ["dot", "spmm", "sspmm"]
 

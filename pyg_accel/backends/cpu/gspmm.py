@@ -13,7 +13,7 @@ from pyg_accel.backends.plans import MOST_HEADS, PLANNED, Matrix, dot_launch, sp
 from pyg_accel.backends.spec import Shapes, shapes_of
 from pyg_accel.formula import Binary, Formula, Operand, Unary, dot_ends, operands_of
 from pyg_accel.graph import CSR
-from pyg_accel.native import cpu_library, direct
+from pyg_accel.runtime.native import cpu_library, direct
 
 __all__ = ["bind", "run"]
 

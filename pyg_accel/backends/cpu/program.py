@@ -15,7 +15,7 @@ from pyg_accel.formula import (
     selects,
     shape_of,
 )
-from pyg_accel.functions import OPS
+from pyg_accel.formula.functions import OPS
 
 __all__ = [
     "COMBINE",

@@ -1,13 +1,13 @@
 """The CUDA backend: sparse products on Tensor Cores, after TC-GNN, and those with CBSR features.
 
 Rows of a graph are taken in windows and the columns of a window are condensed into tiles
-(:mod:`pyg_accel.tiles`); a tile times the rows of features that its columns name is a dense
+(:mod:`pyg_accel.graph.tiles`); a tile times the rows of features that its columns name is a dense
 product. That pays where the rows of a window share neighbours, so that a fetched row is used
 several times. How much they share is a fact of every call on a graph that is used often
 (``OpSpec.sharing``), and :mod:`.choice` has what was measured about when it wins.
 
-MaxK and its products (:mod:`.cbsr`) need no Tensor Cores but shared memory that threads scatter
-into, which Triton does not have.
+MaxK and its products (:mod:`pyg_accel.graph.cbsr`) need no Tensor Cores but shared memory that
+threads scatter into, which Triton does not have.
 """
 
 from typing import Any
@@ -22,10 +22,10 @@ from pyg_accel.backends.cuda.match import product_of
 from pyg_accel.backends.cuda.rest import can_share
 from pyg_accel.backends.dtypes import DTYPES, Tolerance
 from pyg_accel.backends.spec import OpSpec, shapes_of
-from pyg_accel.column_reuse import reuse_of
 from pyg_accel.formula import Formula, parse
 from pyg_accel.graph import CSR
-from pyg_accel.native import build_info, cuda_unavailable_reasons
+from pyg_accel.graph.column_reuse import reuse_of
+from pyg_accel.runtime.native import build_info, cuda_unavailable_reasons
 
 __all__ = ["CUDA"]
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from pyg_accel.column_reuse import HEIGHTS, Shared
+from pyg_accel.graph.column_reuse import HEIGHTS, Shared
 
 __all__ = [
     "FILE",

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pyg_accel.derived import derived
-from pyg_accel.facts import of_matrix
 from pyg_accel.graph import CSR
-from pyg_accel.tiles import tiles_of
+from pyg_accel.graph.derived import derived
+from pyg_accel.graph.facts import of_matrix
+from pyg_accel.graph.tiles import tiles_of
 
 __all__ = ["TILE", "Plan", "in_32_bits", "plan_of"]
 

@@ -1,6 +1,6 @@
 """MaxK and the products with CBSR matrices in plain torch, with E x k terms in memory.
 
-``values`` and ``indices`` are CBSR rows (see :class:`pyg_accel.cbsr.CBSR`), in products over a
+``values`` and ``indices`` are CBSR rows (see :class:`pyg_accel.graph.CBSR`), in products over a
 graph those of the source nodes: [num_cols, k], contiguous. ``weight`` is [E] as ``csr.eid`` numbers
 edges, or None for 1. Dense matrices are contiguous, and of the dtype of the values.
 """
@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from pyg_accel.backends.dtypes import widened
-from pyg_accel.cbsr import index_dtype
 from pyg_accel.graph import CSR, ptr2index
+from pyg_accel.graph.cbsr import index_dtype
 
 __all__ = ["cbsr_dot", "cbsr_spmm", "maxk", "sspmm"]
 

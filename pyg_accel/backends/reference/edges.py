@@ -8,8 +8,8 @@ from torch import Tensor
 from pyg_accel.backends.dtypes import accumulate
 from pyg_accel.backends.edges import Output, Passes
 from pyg_accel.backends.reference.messages import evaluate
-from pyg_accel.csr import Edges
 from pyg_accel.formula import Const
+from pyg_accel.graph.csr import Edges
 
 __all__ = ["edge_passes"]
 

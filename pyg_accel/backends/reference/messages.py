@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from pyg_accel.formula import Const, Formula, Operand, Sum, Unary
-from pyg_accel.functions import FUNCTIONS
+from pyg_accel.formula.functions import FUNCTIONS
 from pyg_accel.graph import CSR, ptr2index
 
 __all__ = ["evaluate", "places_of"]

@@ -20,8 +20,6 @@ from pyg_accel.backends.triton.launcher import type_of
 from pyg_accel.backends.triton.padding import LONG_ROW, cut, fill, rows_to_pad
 from pyg_accel.backends.triton.rows import RowPass
 from pyg_accel.backends.triton.sequence import Kernel, Sequence
-from pyg_accel.cache import Bounded
-from pyg_accel.facts import facts_of
 from pyg_accel.formula import (
     Formula,
     Sum,
@@ -30,6 +28,8 @@ from pyg_accel.formula import (
     shape_of,
 )
 from pyg_accel.graph import CSR
+from pyg_accel.graph.facts import facts_of
+from pyg_accel.runtime.cache import Bounded
 
 __all__ = [
     "bind", "bind_backward", "bind_several", "run", "run_backward", "run_several",

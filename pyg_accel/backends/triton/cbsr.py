@@ -20,8 +20,8 @@ from pyg_accel.backends.schedule import schedule_of
 from pyg_accel.backends.triton import gspmm
 from pyg_accel.backends.triton.kernels.cbsr import row_kernel
 from pyg_accel.backends.triton.launcher import launch, type_of
-from pyg_accel.cbsr import CBSR, scattered
 from pyg_accel.graph import CSR
+from pyg_accel.graph.cbsr import CBSR, scattered
 
 __all__ = ["dot", "spmm", "sspmm"]
 

@@ -22,8 +22,8 @@ from pyg_accel.backends.triton.plan import (
 )
 from pyg_accel.backends.triton.recipe import EdgeRecipe
 from pyg_accel.backends.triton.sequence import Blocks, Kernel, Sequence, Size, Slot
-from pyg_accel.csr import Edges
 from pyg_accel.formula import Operand, has_sum, map_operands
+from pyg_accel.graph.csr import Edges
 
 __all__ = ["bind", "run"]
 

@@ -14,7 +14,7 @@ from pyg_accel.formula import (
     operands_of,
     selects,
 )
-from pyg_accel.functions import FUNCTIONS
+from pyg_accel.formula.functions import FUNCTIONS
 
 __all__ = ["Names", "emit", "index_operands", "keeps_zero", "number", "per_target", "stays_finite"]
 

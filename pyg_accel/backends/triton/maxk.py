@@ -6,7 +6,7 @@ from torch import Tensor
 
 from pyg_accel.backends.triton.kernels.maxk import maxk_kernel
 from pyg_accel.backends.triton.launcher import launch
-from pyg_accel.cbsr import index_dtype
+from pyg_accel.graph.cbsr import index_dtype
 
 __all__ = ["run"]
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pyg_accel.backends.triton.expression import stays_finite
 from pyg_accel.formula import Binary, Const, Formula, Operand, Sum, Unary, children, operands_of
-from pyg_accel.functions import FUNCTIONS
+from pyg_accel.formula.functions import FUNCTIONS
 
 __all__ = ["cut", "fill", "padded", "pays", "rows_to_pad"]
 

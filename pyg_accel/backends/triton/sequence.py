@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pyg_accel.backends.triton.launcher import launch
-from pyg_accel.native import Entry, cuda_library, cuda_unavailable_reasons, direct
+from pyg_accel.runtime.native import Entry, cuda_library, cuda_unavailable_reasons, direct
 
 __all__ = ["Blocks", "Kernel", "Sequence", "Size", "Slot"]
 

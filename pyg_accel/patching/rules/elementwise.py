@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pyg_accel.formula import Binary, Const, Formula, Operand, Unary
-from pyg_accel.functions import FUNCTIONS, PARAMETRIC, UNARY
+from pyg_accel.formula.functions import FUNCTIONS, PARAMETRIC, UNARY
 from pyg_accel.ops.layout import Layout, broadcast
 from pyg_accel.patching.lazy import LazyTensor, Tracer, first_operand, is_single_side
 from pyg_accel.patching.rules.common import (

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from pyg_accel.native import library_of
 from pyg_accel.pyg_lib import kernels
+from pyg_accel.runtime.native import library_of
 
 __all__ = ["edge_sample", "fps", "graclus_cluster", "grid_cluster", "sampler_of"]
 

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from pyg_accel.native import library_of
 from pyg_accel.pyg_lib import kernels
 from pyg_accel.pyg_lib.ops import blocks
+from pyg_accel.runtime.native import library_of
 
 __all__ = ["knn", "nearest", "radius"]
 

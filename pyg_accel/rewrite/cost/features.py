@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_accel.facts import of_matrix
 from pyg_accel.graph import CSR, Graph
+from pyg_accel.graph.facts import of_matrix
 
 __all__ = ["GraphFeatures"]
 

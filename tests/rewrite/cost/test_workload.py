@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from pyg_accel.cbsr import CBSR
-from pyg_accel.graph import Graph
+from pyg_accel.graph import CBSR, Graph
 from pyg_accel.rewrite.cost import GraphFeatures, Primitive, cases
 from pyg_accel.rewrite.cost.base import DENSE, SPARSE
 from pyg_accel.rewrite.cost.workload import operand_bytes, workload

@@ -3,10 +3,11 @@
 import pytest
 import torch
 
-from pyg_accel import Graph, native, ops, use_backend
+from pyg_accel import Graph, ops, use_backend
 from pyg_accel.errors import HOW_TO_BUILD
 from pyg_accel.formula import Binary, Operand, Unary
-from pyg_accel.functions import BINARY, FUNCTIONS, HEADER, OPS, UNARY, header
+from pyg_accel.formula.functions import BINARY, FUNCTIONS, HEADER, OPS, UNARY, header
+from pyg_accel.runtime import native
 
 PARAMETERS = {"leaky_relu": 0.2, "pow": 3.0}
 POINTS = torch.tensor([-7.0, -2.5, -1.0, -0.3, 0.0, 1e-3, 0.4, 1.0, 2.0, 9.0], dtype=torch.float64)
@@ -80,7 +81,7 @@ def test_where_takes_nothing_from_the_side_that_is_not_chosen(backend):
 def test_the_cpu_kernels_have_the_table():
     if not HEADER.exists():
         pytest.skip("an installed package has no sources")
-    assert HEADER.read_text() == header(), "run python -m pyg_accel.functions and build"
+    assert HEADER.read_text() == header(), "run python -m pyg_accel.formula.functions and build"
     assert len(set(OPS)) == len(OPS) == len(FUNCTIONS) + 1
     assert set(BINARY) | set(UNARY) == set(FUNCTIONS)
 

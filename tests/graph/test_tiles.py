@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from pyg_accel import Graph, ops
+from pyg_accel.graph.tiles import Tiles, build_tiles, tiles_of
 from pyg_accel.testing import zoo
-from pyg_accel.tiles import Tiles, build_tiles, tiles_of
 
 CASES = {case.name: case for case in zoo(hub=600)}
 SIZES = ((16, 8), (8, 8), (8, 16), (64, 32), (16, 1), (5, 3))

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from pyg_accel import Graph
-from pyg_accel.column_reuse import HEIGHTS, LEAST, Shared, _known_kind, per_column, reuse_of
-from pyg_accel.facts import facts_of
 from pyg_accel.graph import CSR
+from pyg_accel.graph.column_reuse import HEIGHTS, LEAST, Shared, _known_kind, per_column, reuse_of
+from pyg_accel.graph.facts import facts_of
 from pyg_accel.testing import zoo
 
 CASES = {case.name: case for case in zoo(hub=600)}

@@ -6,8 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_accel.checks import require, shown, whole
-from pyg_accel.csr import (
+from pyg_accel.graph.csr import (
     CSR,
     INDEX_DTYPES,
     EdgeList,
@@ -17,12 +16,12 @@ from pyg_accel.csr import (
     check_perm,
     csr_of_edges,
     for_autograd,
-    ptr2index,
     transpose,
 )
-from pyg_accel.machine import is_captured
+from pyg_accel.runtime.checks import require, shown, whole
+from pyg_accel.runtime.machine import is_captured
 
-__all__ = ["CSR", "Graph", "check_graph", "for_autograd", "ptr2index"]
+__all__ = ["Graph", "check_graph"]
 
 
 class Graph:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pyg_accel import CBSR
-from pyg_accel.cbsr import index_dtype
+from pyg_accel.graph.cbsr import index_dtype
 
 
 def stored(values: list[list[float]], columns: list[list[int]], width: int) -> CBSR:

@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TextIO
 
-from pyg_accel.large_pages import small_pages_reasons
+from pyg_accel.runtime.large_pages import small_pages_reasons
 
 __all__ = ["Report", "Row", "record", "record_batch", "report", "reset_report", "uncounted"]
 
@@ -70,7 +70,7 @@ class Report:
 
     Attributes:
         rows: one per kind of call.
-        small_pages: why large CPU tensors are in small pages (:mod:`pyg_accel.large_pages`).
+        small_pages: why large CPU tensors are in small pages (:mod:`.large_pages`).
     """
 
     rows: list[Row] = field(default_factory=list)

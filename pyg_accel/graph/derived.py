@@ -20,7 +20,7 @@ from weakref import ref
 import torch
 from torch import Tensor
 
-from pyg_accel.cache import EXACT, arrays_of, changes_unseen
+from pyg_accel.runtime.cache import EXACT, arrays_of, changes_unseen
 from pyg_accel.settings import settings
 
 __all__ = ["Seen", "derived", "find", "forget", "holding", "keep", "values"]
@@ -40,13 +40,13 @@ def derived(
 ) -> T:
     """Return the stored value; compute and store it if there is none.
 
-    Nothing is stored for a tensor that :func:`~pyg_accel.cache.changes_unseen`. At most
+    Nothing is stored for a tensor that :func:`~pyg_accel.runtime.cache.changes_unseen`. At most
     ``settings.graph_cache`` first owners that are tensors have entries: the least recently used
     lose theirs.
 
     Args:
         owners: what the value is computed from. The entry is stored with the first. Sparse tensors
-            cannot own entries; their :func:`~pyg_accel.cache.arrays_of` can.
+            cannot own entries; their :func:`~pyg_accel.runtime.cache.arrays_of` can.
         key: tells apart the values of the same owners.
         make: computes the value.
         lasting: store it for any owners, as long as they live. This holds for all entries of an

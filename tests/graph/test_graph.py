@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pyg_accel import Graph
-from pyg_accel import csr as csr_module
+from pyg_accel.graph import csr as csr_module
 from pyg_accel.testing import zoo
 
 

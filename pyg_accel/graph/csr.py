@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from pyg_accel.checks import require, shown
-from pyg_accel.native import library_of
+from pyg_accel.runtime.checks import require, shown
+from pyg_accel.runtime.native import library_of
 
 __all__ = [
     "CSR", "INDEX_DTYPES", "EdgeList", "Edges", "ascends", "check_csr", "check_perm",
@@ -28,8 +28,8 @@ class CSR(NamedTuple):
         eid: [E], the row of edge operands that belongs to every entry; None if they are in order.
         num_cols: number of columns.
         sorted: columns ascend within each row.
-        known: what was derived of the matrix (:func:`pyg_accel.facts.known_of`); None where only
-            its arrays tell matrices apart.
+        known: what was derived of the matrix (:func:`.facts.known_of`); None where only its
+            arrays tell matrices apart.
     """
 
     rowptr: Tensor

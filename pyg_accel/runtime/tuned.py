@@ -1,6 +1,6 @@
 """Reads the JSON file of what ``python -m pyg_accel tune`` has measured on this machine.
 
-The file has an object for each device, by its :attr:`~pyg_accel.machine.Device.slug` or, for all
+The file has an object for each device, by its :attr:`.machine.Device.slug` or, for all
 devices of a kind, ``"cpu"`` or ``"cuda"``. An object may have these parts:
 
 - ``"size"``: the numbers that decide from which size on calls are accelerated; see
@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from pyg_accel.machine import Device
+from pyg_accel.runtime.machine import Device
 from pyg_accel.settings import Settings, settings
 
 __all__ = ["device_of_kind", "read_tuning", "tuned", "tuning_file"]

@@ -2,7 +2,7 @@
 
 GCNConv normalises its graph in every forward pass and gets a new edge_index each time, which would
 be sorted each time. :func:`remembered` returns the same tensors for the same arguments, and with
-them the same graph (:mod:`pyg_accel.derived`). With learned edge weights the function runs, but its
+them the same graph (:mod:`.derived`). With learned edge weights the function runs, but its
 edges, which do not depend on weights, are the stored ones.
 
 Stored tensors are shared, so code of users must not get them, as it could change them in place: a
@@ -18,9 +18,9 @@ from torch import Tensor, get_default_dtype
 from torch._C import _is_any_autocast_enabled
 from torch.nn import Parameter, ParameterDict
 
-from pyg_accel.cache import EXACT, Snapshot, arrays_of, memory_of
-from pyg_accel.derived import find, keep
-from pyg_accel.graph import for_autograd
+from pyg_accel.graph.csr import for_autograd
+from pyg_accel.graph.derived import find, keep
+from pyg_accel.runtime.cache import EXACT, Snapshot, arrays_of, memory_of
 
 __all__ = ["changed", "copied", "is_sparse_tensor", "remembered", "running", "tensors_in"]
 

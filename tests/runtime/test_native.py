@@ -10,9 +10,9 @@ import pytest
 from torch.utils.cpp_extension import library_paths
 
 import pyg_accel
-from pyg_accel.native import cpu_unavailable_reasons
+from pyg_accel.runtime.native import cpu_unavailable_reasons
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 LIBRARIES = sorted(Path(pyg_accel.__file__).parent.glob("_C_*.so"))
 # Files and numbers of C++ streams look up facets of a locale, and those of another copy of the C++
 # library are none of ours. The string streams are in torch's headers, which word errors with them.

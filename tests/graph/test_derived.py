@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch.nn import Parameter
 
-from pyg_accel import Graph, column_reuse, tiles
+from pyg_accel import Graph
 from pyg_accel.backends import schedule
 from pyg_accel.backends.cuda import cbsr, plan, spmm
-from pyg_accel.cache import Snapshot, arrays_of, version_of
-from pyg_accel.derived import Seen, derived, find, forget, holding, keep, values
-from pyg_accel.graph import CSR
+from pyg_accel.graph import CSR, column_reuse, tiles
+from pyg_accel.graph.derived import Seen, derived, find, forget, holding, keep, values
 from pyg_accel.ops.csr import graph_of
+from pyg_accel.runtime.cache import Snapshot, arrays_of, version_of
 from pyg_accel.settings import settings
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pyg_accel.module_state import ModuleState, as_it_was, modules_in, tensors_of
+from pyg_accel.runtime.module_state import ModuleState, as_it_was, modules_in, tensors_of
 
 CPU = torch.device("cpu")
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import Module
 from torch.nn.parameter import is_lazy
 
-from pyg_accel.cache import version_of
+from pyg_accel.runtime.cache import version_of
 
 __all__ = ["PROGRAMS", "ModuleState", "as_it_was", "modules_in", "refill", "tensors_of"]
 

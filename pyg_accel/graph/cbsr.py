@@ -5,8 +5,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pyg_accel.checks import require, shown, whole
-from pyg_accel.derived import find, keep
+from pyg_accel.graph.derived import find, keep
+from pyg_accel.runtime.checks import require, shown, whole
 
 __all__ = ["CBSR", "MAX_WIDTH", "check_cbsr", "check_columns", "index_dtype", "scattered", "trust"]
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pyg_accel.errors import HOW_TO_BUILD, ExtensionNotBuilt
-from pyg_accel.functions import numbers
+from pyg_accel.formula.functions import numbers
 from pyg_accel.settings import settings, variables
 
 __all__ = [
@@ -19,7 +19,7 @@ __all__ = [
     "cuda_unavailable_reasons", "direct", "library_of",
 ]  # fmt: skip
 
-_FOLDER = Path(__file__).parent
+_FOLDER = Path(__file__).parents[1]
 
 
 def _load(name: str, needs: str = "") -> tuple[str, ...]:

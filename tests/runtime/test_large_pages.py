@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from pyg_accel import large_pages
+from pyg_accel.runtime import large_pages
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def ask(code: str, **environment: str) -> object:
@@ -36,7 +36,7 @@ def test_the_import_sets_the_variable_unless_it_is_set():
 
 
 REASONS = """
-from pyg_accel import large_pages
+from pyg_accel.runtime import large_pages
 class Madvise:
     def exists(self): return True
     def read_text(self): return "always [madvise] never"

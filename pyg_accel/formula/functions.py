@@ -1,10 +1,10 @@
 """The functions of message formulas: a table with one row per function, for all evaluators.
 
-To add one, add its row, run ``python -m pyg_accel.functions`` (it writes the part of the CPU
-kernels) and build. :mod:`pyg_accel.formula` reads names and derivatives, the reference backend
-``torch``, the Triton backend ``triton``, and the CPU kernels ``cpp``; ``tests/test_functions.py``
-runs every row. Functions of torch that messages call become formulas in
-:mod:`pyg_accel.patching.rules.elementwise`.
+To add one, add its row, run ``python -m pyg_accel.formula.functions`` (it writes the part of the
+CPU kernels) and build. :mod:`.language` reads names and derivatives, the reference backend
+``torch``, the Triton backend ``triton``, and the CPU kernels ``cpp``;
+``tests/formula/test_functions.py`` runs every row. Functions of torch that messages call become
+formulas in :mod:`pyg_accel.patching.rules.elementwise`.
 """
 
 import operator
@@ -128,7 +128,7 @@ def header() -> str:
         return " \\\n".join(lines)
 
     names = "\n".join(f"  {_enumerator(name)}," for name in OPS)
-    return f"""// Written by `python -m pyg_accel.functions`, from its table; not to be edited.
+    return f"""// Written by `python -m pyg_accel.formula.functions`, from its table: do not edit.
 #pragma once
 
 namespace pyg_accel {{
@@ -161,7 +161,7 @@ def _enumerator(name: str) -> str:
     return "k" + name.title().replace("_", "")
 
 
-HEADER = Path(__file__).parent.parent / "csrc" / "cpu" / "functions.h"
+HEADER = Path(__file__).parents[2] / "csrc" / "cpu" / "functions.h"
 
 if __name__ == "__main__":
     HEADER.write_text(header())

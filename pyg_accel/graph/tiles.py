@@ -11,9 +11,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from pyg_accel.checks import whole
-from pyg_accel.facts import of_matrix
-from pyg_accel.graph import CSR, ptr2index
+from pyg_accel.graph.csr import CSR, ptr2index
+from pyg_accel.graph.facts import of_matrix
+from pyg_accel.runtime.checks import whole
 
 __all__ = ["Tiles", "build_tiles", "tiles_of"]
 

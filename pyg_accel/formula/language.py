@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import lru_cache, partial, reduce
 from math import copysign
 
-from pyg_accel.functions import BINARY, FUNCTIONS, PARAMETRIC, UNARY
+from pyg_accel.formula.functions import BINARY, FUNCTIONS, PARAMETRIC, UNARY
 
 __all__ = [
     "BINARY", "SIDES", "UNARY", "Binary", "Const", "Formula", "Operand", "Sum", "Unary",

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from pyg_accel import Graph
-from pyg_accel import csr as csr_module
-from pyg_accel.native import cuda_library, cuda_unavailable_reasons
+from pyg_accel.graph import csr as csr_module
+from pyg_accel.runtime.native import cuda_library, cuda_unavailable_reasons
 from pyg_accel.testing import zoo
 
 pytestmark = [

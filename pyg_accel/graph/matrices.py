@@ -5,10 +5,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_accel.cache import arrays_of
-from pyg_accel.derived import derived
-from pyg_accel.graph import Graph, for_autograd, ptr2index
-from pyg_accel.memo import is_sparse_tensor
+from pyg_accel.graph.csr import for_autograd, ptr2index
+from pyg_accel.graph.derived import derived
+from pyg_accel.graph.graph import Graph
+from pyg_accel.graph.memo import is_sparse_tensor
+from pyg_accel.runtime.cache import arrays_of
 
 __all__ = [
     "edges_of_matrix",

@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from pyg_accel.derived import derived
-from pyg_accel.graph import CSR
+from pyg_accel.graph.csr import CSR
+from pyg_accel.graph.derived import derived
 
 __all__ = [
     "INT32_ENTRIES", "Facts", "Kind", "expect_to_stay", "facts_of", "known_of", "of_matrix",
@@ -56,7 +56,7 @@ class Kind:
         long: whether positions of entries may overflow 32 bits.
         index_dtype: dtype of the arrays.
         device: device of the arrays.
-        sharing: columns that rows share (:mod:`pyg_accel.column_reuse`); empty if not measured.
+        sharing: columns that rows share (:mod:`.column_reuse`); empty if not measured.
     """
 
     __slots__ = ("device", "index_dtype", "long", "num_cols", "num_edges", "num_rows", "sharing")

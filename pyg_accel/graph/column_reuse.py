@@ -10,9 +10,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pyg_accel.facts import Kind, facts_of
-from pyg_accel.graph import CSR
-from pyg_accel.machine import is_captured
+from pyg_accel.graph.csr import CSR
+from pyg_accel.graph.facts import Kind, facts_of
+from pyg_accel.runtime.machine import is_captured
 
 __all__ = [
     "HEIGHTS",

@@ -1,0 +1,1 @@
+"""What everything else runs on: native libraries, the machine, stores, hooks, the report."""
