@@ -109,7 +109,7 @@ def by_program(
                 and state.changes == settings.changes
                 and in_force() is None
                 and saved_tensors_hooks(False) is None  # of a call made again this was decided
-                and ((few := edges < sizes.fewest) or sizes.seen.is_new(leaves[sizes.graph]))
+                and ((few := edges < sizes.fewest) or known.seen.is_new(leaves[sizes.graph]))
             ):
                 outside, running.stock = running.stock, True  # functions inside of it are PyG's too
                 start = perf_counter()

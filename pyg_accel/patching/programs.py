@@ -45,7 +45,6 @@ class Sizes(NamedTuple):
         row: of the report.
         row_few: the same for calls on fewer edges.
         row_new: the same for calls on a new graph of fewer.
-        seen: graphs of fewer edges than that.
     """
 
     graph: int
@@ -55,7 +54,6 @@ class Sizes(NamedTuple):
     row: Row
     row_few: Row
     row_new: Row
-    seen: Seen
 
 
 class OfClass:
@@ -134,14 +132,15 @@ class Programs:
             is until a record of a whole call has shown that it does not.
         looked: version of the class when none of its programs served, and none could be recorded.
         switched: changes of patch() at which the layer was accelerated.
+        seen: graphs of fewer edges than new ones have to have.
     """
 
-    __slots__ = ("layer", "looked", "of_class", "overwrites", "programs", "switched")
+    __slots__ = ("layer", "looked", "of_class", "overwrites", "programs", "seen", "switched")
 
     def __init__(self, layer: Module, of_class: OfClass) -> None:
         self.layer, self.of_class = layer, of_class
         self.programs: list[LayerProgram] = []
-        self.overwrites, self.looked, self.switched = True, -1, -1
+        self.overwrites, self.looked, self.switched, self.seen = True, -1, -1, Seen()
 
     def give_up(self, reason: str) -> None:
         """Drop all programs, and record no other call."""

@@ -20,7 +20,6 @@ from torch.nn import Module
 from torch_geometric.nn import MessagePassing
 
 from pyg_accel.backends.dispatch import record_choices
-from pyg_accel.graph.derived import Seen
 from pyg_accel.graph.matrices import is_edge_index
 from pyg_accel.graph.memo import tensors_in
 from pyg_accel.ops.plan import arguments
@@ -145,7 +144,7 @@ def recorded(
                 return stock(layer, *args, **kwargs)
             finally:
                 running.stock = before
-        sizes.seen.is_new(graph)  # it is not in the next call
+        known.seen.is_new(graph)  # it is not in the next call
     if made.formulas:
         count(type(layer).__name__, made.formulas, made.backends, "", perf_counter() - start)
     return made.out
@@ -257,7 +256,7 @@ def _sizes_of(layer: Module, program: LayerProgram, leaves: list[Tensor], seen: 
         row_of(name, "", "PyG", *size_reasons(-1, edges, new=new))
         for edges, new in ((least, False), (least_new, True))
     )
-    return Sizes(place, gradient, least, least_new, row, few, new, Seen())
+    return Sizes(place, gradient, least, least_new, row, few, new)
 
 
 skip_code(recorded.__code__)  # Dynamo begins no graph here
