@@ -15,6 +15,7 @@ import pyg_accel
 
 pytestmark = pytest.mark.usefixtures("patched_without_other_samplers", "each_library")
 DRAWS = 100_000
+TORCH_SPARSE = torch.ops.torch_sparse  # patch() replaces it where PyG has none, as here
 N, E = 60, 400
 
 
@@ -118,7 +119,7 @@ def test_all_neighbours_are_those_of_torch_sparse():
         kind = "induced" if induced else "directional"
         sampler = NeighborSampler(data, [-1, -1], subgraph_type=kind)
         out = sampler._sample(seeds)
-        node, row, col, edge = torch.ops.torch_sparse.neighbor_sample(
+        node, row, col, edge = TORCH_SPARSE.neighbor_sample(
             sampler.colptr, sampler.row, seeds, [-1, -1], False, not induced
         )
         for ours, theirs in zip((out.node, out.row, out.col, out.edge), (node, row, col, edge),
@@ -337,7 +338,7 @@ def test_typed_induced_subgraphs_are_those_of_torch_sparse():
     sampler = NeighborSampler(typed_data(), [-1], subgraph_type="induced")
     seeds = {"a": torch.tensor([3, 4, 9])}
     out = sampler._sample(seeds)
-    node, row, col, edge = torch.ops.torch_sparse.hetero_neighbor_sample(
+    node, row, col, edge = TORCH_SPARSE.hetero_neighbor_sample(
         sampler.node_types, sampler.edge_types, sampler.colptr_dict, sampler.row_dict, seeds,
         sampler.num_neighbors.get_mapped_values(sampler.edge_types), 1, False, False,
     )  # fmt: skip
