@@ -187,15 +187,16 @@ def _where(
     return first, tuple(place), versions
 
 
-def _drop(first: "ref[Any]") -> None:
+# Stores are arguments: when Python exits, owners are freed after the names of this module.
+def _drop(first: "ref[Any]", recent: Any = _recent, records: Any = _records) -> None:
     """Drop all entries of an owner, which may have been freed."""
-    _recent.pop(first, None)
-    _records.pop(first, None)
+    recent.pop(first, None)
+    records.pop(first, None)
 
 
-def _drop_entries(first: "ref[Any]", dead: "ref[Any]") -> None:
+def _drop_entries(first: "ref[Any]", dead: "ref[Any]", records: Any = _records) -> None:
     """Drop the entries of an owner that also belong to another one, which has been freed."""
-    record = _records.get(first, {})
+    record = records.get(first, {})
     for place in list(record):
         if any(part is dead for part in place):
             record.pop(place, None)
