@@ -60,11 +60,15 @@ def writes_weights(module: MessagePassing, function: str, code: CodeType | None)
 
 
 @lru_cache(maxsize=256)
-def _clears(code: CodeType, name: str) -> bool:
-    """Return whether a ``forward`` sets an attribute of its layer to None."""
+def _cleared(code: CodeType) -> frozenset[str]:
+    """Return the attributes of its layer that a ``forward`` sets to None."""
     steps = [(step.opname.partition("_")[0], step.argval) for step in dis.get_instructions(code)]
-    clears = [("LOAD", None), ("LOAD", code.co_varnames[0]), ("STORE", name)]
-    return any(steps[i : i + 3] == clears for i in range(len(steps)))
+    clears = [("LOAD", None), ("LOAD", code.co_varnames[0])]
+    return frozenset(
+        name
+        for i, (kind, name) in enumerate(steps)
+        if kind == "STORE" and steps[i - 2 : i] == clears
+    )
 
 
 def _edge_operand(lazy: LazyTensor) -> Tensor | None:
@@ -93,7 +97,7 @@ def refuse_kept(module: MessagePassing, trace: Any) -> None:
         Unrecognised: attention weights will be written out next time; others need PyG's path.
     """
     for name, value in vars(module).copy().items():
-        if name in OF_EVERY_MODULE or (trace.forward and _clears(trace.forward, name)):
+        if name in OF_EVERY_MODULE or (trace.forward and name in _cleared(trace.forward)):
             continue
         for lazy in tensors_in(value):
             if not isinstance(lazy, LazyTensor) or lazy.tracer is not trace:
@@ -121,7 +125,7 @@ def finish(
         return value if others else change(value)
 
     for name, value in vars(module).copy().items():
-        if isinstance(value, LazyTensor) and forward is not None and _clears(forward, name):
+        if isinstance(value, LazyTensor) and forward is not None and name in _cleared(forward):
             if (waiting := _edge_operand(value)) is not None:
                 vars(module)[name] = waiting
             continue
