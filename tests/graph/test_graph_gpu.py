@@ -172,7 +172,7 @@ def test_ids_out_of_range_fail_at_the_next_synchronization(edges, message, nativ
         "import torch\n"
         "from pyg_accel import Graph\n"
         f"edges = {edges}.cuda()\n"
-        "Graph.from_edge_index(edges, (3, 3))\n"
+        "Graph.from_edge_index(edges, (3, 3)).build()\n"  # on a GPU it waits until it is asked for
         "print('built', flush=True)\n"
         "torch.cuda.synchronize()\n"
         "print('survived')\n"
