@@ -5,9 +5,10 @@
 `optimize()` reads the model, lifts each layer into a product of matrices, and multiplies them in
 the order that is the fastest for this graph and machine. The model itself stays as it is.
 
-Expect the rewritten model to be a fifth to a third faster than the same under `patch()`, and several
-times faster than PyG's: the features are wider than the hidden layer, and the same in every epoch, so
-that the first layer aggregates fewer columns, or once. With narrow features both are alike.
+Expect the rewritten model to be a fifth to a third faster than the same under `patch()`, and
+several times faster than PyG's: the features are wider than the hidden layer, and the same in every
+epoch, so that the first layer aggregates fewer columns, or once. With narrow features both are
+alike.
 """
 
 import argparse
