@@ -17,8 +17,8 @@
 
 namespace pyg_accel {
 
-struct Plan {
-  explicit Plan(int64_t number)
+struct PlanCode {
+  explicit PlanCode(int64_t number)
       : matrix(number >> 32),
         heads(number >> 12 & 0xfffff),
         reduce(number & 3),
@@ -101,21 +101,21 @@ struct FeatureRows {
 
 // The operators of a library, by its function of a plan, features, weights or null, and whether
 // winners are wanted, which it returns behind the result.
-using RunPlan = std::vector<torch::stable::Tensor> (*)(const Plan&,
+using RunPlan = std::vector<torch::stable::Tensor> (*)(const PlanCode&,
                                                        const torch::stable::Tensor&,
                                                        const torch::stable::Tensor*,
                                                        bool);
 
 template <RunPlan kRun>
 torch::stable::Tensor run1(int64_t plan, const torch::stable::Tensor& x) {
-  return kRun(Plan(plan), x, nullptr, false)[0];
+  return kRun(PlanCode(plan), x, nullptr, false)[0];
 }
 
 template <RunPlan kRun>
 torch::stable::Tensor run2(int64_t number,
                            const torch::stable::Tensor& a,
                            const torch::stable::Tensor& b) {
-  const Plan plan(number);
+  const PlanCode plan(number);
   return kRun(plan, plan.swapped ? b : a, plan.swapped ? &a : &b, false)[0];
 }
 
@@ -123,14 +123,14 @@ template <RunPlan kRun>
 std::tuple<torch::stable::Tensor, torch::stable::Tensor> run1_winners(
     int64_t plan,
     const torch::stable::Tensor& x) {
-  const auto found = kRun(Plan(plan), x, nullptr, true);
+  const auto found = kRun(PlanCode(plan), x, nullptr, true);
   return {found[0], found[1]};
 }
 
 template <RunPlan kRun>
 std::tuple<torch::stable::Tensor, torch::stable::Tensor>
 run2_winners(int64_t number, const torch::stable::Tensor& a, const torch::stable::Tensor& b) {
-  const Plan plan(number);
+  const PlanCode plan(number);
   const auto found = kRun(plan, plan.swapped ? b : a, plan.swapped ? &a : &b, true);
   return {found[0], found[1]};
 }

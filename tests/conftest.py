@@ -35,7 +35,7 @@ from pyg_accel import Graph
 from pyg_accel.backends import backends, dispatch, registry
 from pyg_accel.graph import derived
 from pyg_accel.patching import api, overrides, reasons
-from pyg_accel.patching.reading import Look
+from pyg_accel.patching.dynamo_guards import Look
 from pyg_accel.runtime.native import cpu_library, cpu_unavailable_reasons
 from pyg_accel.settings import SETTINGS, settings
 

@@ -8,7 +8,7 @@ namespace pyg_accel {
 namespace {
 
 std::vector<Tensor> spmm(const Csr& csr,
-                         const Plan& plan,
+                         const PlanCode& plan,
                          const Tensor& features,
                          const Tensor* weights,
                          bool want_arg) {
@@ -167,7 +167,7 @@ void remove_matrix(int64_t number) {
   table().remove(number);
 }
 
-std::vector<Tensor> run(const Plan& plan, const Tensor& x, const Tensor* other, bool winners) {
+std::vector<Tensor> run(const PlanCode& plan, const Tensor& x, const Tensor* other, bool winners) {
   const auto csr = table().at(plan.matrix);
   if (plan.dot && other)
     return {dot(*csr, plan.heads, x, *other)};

@@ -30,15 +30,15 @@ class Launch(NamedTuple):
         function: of tensors.
         before: its arguments before the operands.
         listed: it takes the operands as a list.
-        raw: operands may have any strides, and any shape behind their rows, which those of a
-            reduction are results have as well.
+        accepts_any_layout: operands may have any strides, and any shape behind their
+            rows, which results of a reduction have as well.
         owner: what must live for as long as the launch.
     """
 
     function: Callable[..., Any]
     before: tuple[Any, ...] = ()
     listed: bool = False
-    raw: bool = False
+    accepts_any_layout: bool = False
     owner: Any = None
 
     def bound(self) -> Callable[..., Any]:
@@ -76,8 +76,7 @@ class Kernel:
             launch takes longer than to launch. That of ``attention_backward`` takes
             :attr:`.attention.AttentionGradient.tensors`. Of ``scatter_arg``: of a gradient and the
             number of columns, both as in every call, it returns the :class:`Launch`.
-        prefers_unfused: whether several operators that do the same together were measured to be
-            faster.
+        prefers_unfused: True if the unfused operators were faster.
     """
 
     run: Callable[..., Any]

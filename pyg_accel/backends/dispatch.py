@@ -17,9 +17,20 @@ from pyg_accel.errors import BackendNotSupported
 from pyg_accel.settings import settings, variables
 
 __all__ = [
-    "Decision", "asked_for", "choose", "decide", "fast_backend_reasons", "forget_decisions",
-    "is_fast", "named", "note_choice", "prefer_backend", "record_choices", "situation",
-    "use_backend", "variables_of_choices",
+    "Decision",
+    "asked_for",
+    "choose",
+    "decide",
+    "dispatch_key",
+    "fast_backend_reasons",
+    "forget_decisions",
+    "is_fast",
+    "named",
+    "note_choice",
+    "prefer_backend",
+    "record_choices",
+    "use_backend",
+    "variables_of_choices",
 ]  # fmt: skip
 
 _log = logging.getLogger("pyg_accel")
@@ -86,7 +97,7 @@ def _asked() -> tuple[str, bool]:
     return named.get() or (settings.backend, False)
 
 
-def situation() -> tuple[object, ...]:
+def dispatch_key() -> tuple[object, ...]:
     """Return what the choice of a backend depends on, besides the call."""
     return named.get(), settings.changes, *variables_of_choices()
 

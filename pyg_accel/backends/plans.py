@@ -93,4 +93,6 @@ def dot_launch(library: Any, matrix: Matrix, csr: CSR, heads: int, *, swapped: b
 
 def _launch(library: Any, matrix: Matrix, csr: CSR, name: str, how: int, heads: int) -> Launch:
     plan = matrix.number << 32 | max(heads, 1) << 12 | how
-    return Launch(direct(getattr(library, name)), (plan,), raw=True, owner=(csr, matrix))
+    return Launch(
+        direct(getattr(library, name)), (plan,), accepts_any_layout=True, owner=(csr, matrix)
+    )

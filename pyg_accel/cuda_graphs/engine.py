@@ -61,7 +61,7 @@ class Kind:
         self.limit: tuple[float, str] = torch.inf, ""
         self.labels: int | None = None
         self.padded = False
-        self.seen: OrderedDict[padding.Seen, int] = OrderedDict()
+        self.seen: OrderedDict[padding.CallSizes, int] = OrderedDict()
         self._last: list[TensorRef] = []
         self._runs = [0] * len(arguments.tensors)
 
@@ -71,7 +71,7 @@ class Kind:
         same = [a.fits(b) and not b.is_inference() for a, b in zip(self._last, now, strict=False)]
         self._runs = [n + 1 if i < len(same) and same[i] else 1 for i, n in enumerate(self._runs)]
         self._last = [TensorRef(t) for t in now]
-        key = padding.Seen(tuple(t.shape for t in now), tuple(call.sizes.items()))
+        key = padding.CallSizes(tuple(t.shape for t in now), tuple(call.sizes.items()))
         self.seen[key] = self.seen.pop(key, 0) + 1
         while len(self.seen) > _SHAPES:
             self.seen.popitem(last=False)

@@ -33,8 +33,21 @@ from torch import Tensor
 from pyg_accel.cuda_graphs.batch_norm import RealRows
 from pyg_accel.cuda_graphs.call import Arguments, Uncapturable
 
-__all__ = ["SLACK", "Layout", "Padding", "Part", "Seen", "Sizes", "check_roles", "fixed_layout",
-           "labels_of", "layout_of", "padding_like", "primary", "sizes_of"]  # fmt: skip
+__all__ = [
+    "SLACK",
+    "CallSizes",
+    "Layout",
+    "Padding",
+    "Part",
+    "Sizes",
+    "check_roles",
+    "fixed_layout",
+    "labels_of",
+    "layout_of",
+    "padding_like",
+    "primary",
+    "sizes_of",
+]  # fmt: skip
 
 SLACK = 1.5  # a bucket that is larger by this factor has too much padding
 _HEADROOM, _STEPS = 1.0625, 16
@@ -149,7 +162,7 @@ def sizes_of(arguments: Arguments, places: Sizes, labels: int | None = None) -> 
     return sizes | arguments.numbers
 
 
-class Seen(NamedTuple):
+class CallSizes(NamedTuple):
     """The sizes of a call that was made: shapes of its tensors, and what `sizes_of` returns."""
 
     shapes: tuple[torch.Size, ...]
@@ -246,7 +259,7 @@ class Layout:
 
 
 def layout_of(
-    arguments: Arguments, places: Sizes, seen: Sequence[Seen],
+    arguments: Arguments, places: Sizes, seen: Sequence[CallSizes],
     roles: Mapping[str, str], reserved: Iterable[int],
 ) -> Layout:  # fmt: skip
     """Return how calls like those seen are padded.

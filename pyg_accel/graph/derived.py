@@ -23,7 +23,7 @@ from torch import Tensor
 from pyg_accel.runtime.cache import EXACT, arrays_of, changes_unseen
 from pyg_accel.settings import settings
 
-__all__ = ["Seen", "derived", "find", "forget", "holding", "keep", "values"]
+__all__ = ["GraphHistory", "derived", "find", "forget", "holding", "keep", "values"]
 
 T = TypeVar("T")
 _Place = tuple[Any, ...]
@@ -103,7 +103,7 @@ def keep(owners: Sequence[Any], key: Hashable, value: Any, *, lasting: bool = Fa
     return True
 
 
-class Seen:
+class GraphHistory:
     """A set of tensors in their present versions, as long as they live."""
 
     __slots__ = ("_parts",)

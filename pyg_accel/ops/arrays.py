@@ -83,7 +83,7 @@ class Arrays(NamedTuple):
         return CSR(self.rowptr_t, self.col_t, self.eid_t, self.rowptr.size(0) - 1, True)
 
     def turned(self) -> "Arrays":
-        """Return the arrays of the transpose, of which this graph is the transpose."""
+        """Swap the graph with its transpose."""
         return Arrays.join(self.transposed, self.csr)
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pyg_accel.backends import OpSpec
 from pyg_accel.backends.base import Launch
-from pyg_accel.backends.dispatch import decide, is_fast, situation
+from pyg_accel.backends.dispatch import decide, dispatch_key, is_fast
 from pyg_accel.backends.notes import note_choice
 from pyg_accel.backends.spec import Shapes, shapes_of
 from pyg_accel.formula import Formula, operands_of, parse
@@ -37,7 +37,7 @@ from pyg_accel.ops.by_edge import EdgePlan, run_by_edge
 from pyg_accel.ops.gspmm import check_operands
 from pyg_accel.ops.layout import contiguous_rows
 from pyg_accel.ops.operator import call, define
-from pyg_accel.ops.plan import Gradient, Plan, Result, computing, folding, run
+from pyg_accel.ops.plan import Gradient, OperatorPlan, Result, computing, folding, run
 from pyg_accel.ops.reduction import transposed_of
 from pyg_accel.runtime.cache import Bounded
 from pyg_accel.runtime.checks import shown
@@ -133,7 +133,7 @@ def _is_fused(
 
 def _make_plan(
     graph: Graph, kind: tuple[Any, ...], operands: Sequence[Tensor], needs: tuple[bool, ...]
-) -> Plan | None:
+) -> OperatorPlan | None:
     score, value, edge_order = kind
     read, from_edges = _cached_read(score, value)
     rows = {"u": graph.num_cols, "v": graph.num_rows, "e": graph.num_edges}
@@ -153,10 +153,10 @@ def _make_plan(
     csr = graph.csr(edge_order=edge_order)
     shape = (graph.num_rows, *extent(score, value, shapes_of(folded)))
     facts = (graph.device.type, folded[0].dtype, score, value, sizes, needs)
-    fused, recorded = _cached_is_fused(situation(), *facts), any(needs)
+    fused, recorded = _cached_is_fused(dispatch_key(), *facts), any(needs)
     if fused or not recorded:
         names, launch = _launch(csr, score, value, list(folded), fused=fused)
-        plan = Plan(computing(launch, folds, (shape,)), names)
+        plan = OperatorPlan(computing(launch, folds, (shape,)), names)
         if recorded:
             plan.rule = _Rule(
                 score, value, edge_order, needs, sizes, tuple(t.shape for t in operands)
@@ -171,7 +171,7 @@ def _make_plan(
         assert graph is not None
         return [unfused(graph, score, value, given, edge_order=edge_order)]
 
-    return Plan(computing(Launch(parts), folds, (shape,)), {})
+    return OperatorPlan(computing(Launch(parts), folds, (shape,)), {})
 
 
 @lru_cache(maxsize=4096)
@@ -263,7 +263,7 @@ def _launch(
     """Return the backends of calls like this one, and its launch on a graph."""
     kind = kind_of(csr)
     facts = [(t.dtype, *t.shape[1:], t.stride(0)) for t in operands]
-    key = (score, value, fused, kind, csr.eid is None, situation(), *facts)
+    key = (score, value, fused, kind, csr.eid is None, dispatch_key(), *facts)
     found = _bound.get(key)
     if found is None and not fused:
         found = _bound[key] = bind_unfused(csr, score, value, operands)

@@ -19,7 +19,7 @@ from torch import Tensor
 from pyg_accel.backends import OpSpec
 from pyg_accel.backends.attention import AttentionGradient
 from pyg_accel.backends.base import Launch
-from pyg_accel.backends.dispatch import decide, is_fast, situation
+from pyg_accel.backends.dispatch import decide, dispatch_key, is_fast
 from pyg_accel.backends.notes import note_choice
 from pyg_accel.backends.spec import Shapes, shapes_of
 from pyg_accel.formula import (
@@ -50,7 +50,7 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class _Plan:
+class _GradientPlan:
     """How gradients are computed.
 
     With n operands, operand n is the gradient of the result, n + 1 the weights of edges and n + 2
@@ -84,7 +84,7 @@ class _Plan:
 
 
 @lru_cache(maxsize=1024)
-def _plan(score: str, value: str, needs: tuple[bool, ...], shapes: Shapes) -> _Plan:
+def _plan(score: str, value: str, needs: tuple[bool, ...], shapes: Shapes) -> _GradientPlan:
     n = len(shapes)
     scores, values = parse(score), parse(value)
     sizes = dict(enumerate(shapes))
@@ -114,7 +114,7 @@ def _plan(score: str, value: str, needs: tuple[bool, ...], shapes: Shapes) -> _P
         weights = weights or n + 1 in used
         others.append(Step(index, side, map_operands(wanted, partial(renumber, used)), used))
     turned = (str(swap_sides(scores)), str(swap_sides(values)))
-    return _Plan(tuple(sources), tuple(others), weights, turned)
+    return _GradientPlan(tuple(sources), tuple(others), weights, turned)
 
 
 def is_backward_fast(spec: OpSpec, needs: tuple[bool, ...]) -> bool:
@@ -200,7 +200,7 @@ class _Bound(NamedTuple):
             gradients they compute, and what launches them on a graph.
     """
 
-    plan: _Plan
+    plan: _GradientPlan
     backend: str
     launch: Callable[[CSR], Launch]
     others: list[tuple[tuple[int, ...], tuple[int, ...], Callable[[CSR], Launch]]]
@@ -219,7 +219,7 @@ def gradient_launch(
     operands = call.operands
     kinds = kind_of(csr, counts=False), kind_of(turned), csr.eid is None, torch.is_grad_enabled()
     facts = [(t.dtype, *t.shape[1:], t.stride(0)) for t in (*operands, call.out, grad)]
-    key = (call.score, call.value, call.needs, *kinds, situation(), *facts)
+    key = (call.score, call.value, call.needs, *kinds, dispatch_key(), *facts)
     found = _bound.get(key)
     if found is None:
         found = _bound[key] = _bind(csr, turned, call, grad)

@@ -80,7 +80,7 @@ def fits_whole(size: int, device: torch.device) -> bool:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Return how much memory nobody has."""
+    """Return free memory in bytes."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pyg_accel.backends import OpSpec
 from pyg_accel.backends.base import Launch
-from pyg_accel.backends.dispatch import decide, situation
+from pyg_accel.backends.dispatch import decide, dispatch_key
 from pyg_accel.backends.notes import note_choice
 from pyg_accel.backends.spec import shapes_of, widest
 from pyg_accel.formula import parse
@@ -16,15 +16,15 @@ from pyg_accel.graph import CSR
 from pyg_accel.graph.column_reuse import kind_of
 from pyg_accel.runtime.cache import Bounded
 
-__all__ = ["around", "bind_gspmm", "run_gspmm"]
+__all__ = ["bind_gspmm", "kernel_key", "run_gspmm"]
 
 _bound: Bounded[tuple[Any, ...], tuple[str, Callable[[CSR], Launch]]] = Bounded(4096)
 
 
-def around(csr: CSR) -> tuple[Any, ...]:
+def kernel_key(csr: CSR) -> tuple[Any, ...]:
     """Return what the choice of a kernel depends on beside the kind of a graph and operands."""
     rounded = csr.col.is_cuda and torch.get_float32_matmul_precision() != "highest"
-    return csr.eid is None, rounded, *situation()
+    return csr.eid is None, rounded, *dispatch_key()
 
 
 def bind_gspmm(
@@ -39,7 +39,7 @@ def bind_gspmm(
         operands: [rows, H | 1, F | 1], contiguous within a row; later ones have the same strides.
         want_arg: also return winners.
     """
-    kind, other = kind_of(csr), around(csr)
+    kind, other = kind_of(csr), kernel_key(csr)
     facts = [(t.dtype, t.size(1), t.size(2), t.stride(0)) for t in operands]
     key = (text, *reduces, want_arg, kind, *other, *facts)
     found = _bound.get(key)

@@ -37,7 +37,7 @@ from pyg_accel.settings import settings
 __all__ = [
     "Fold",
     "Gradient",
-    "Plan",
+    "OperatorPlan",
     "Result",
     "arguments",
     "computing",
@@ -107,7 +107,7 @@ class Rule(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class Plan:
+class OperatorPlan:
     """How calls of a kind run on a graph.
 
     Attributes:
@@ -161,7 +161,7 @@ class Plan:
             self.gradients[key] = gradient
         return gradient
 
-    def settles(self, graph: Graph) -> bool:
+    def count_use_and_check_reuse(self, graph: Graph) -> bool:
         """Count a use; return whether more is known of the graph than when the plan was made."""
         assert self.facts is not None
         self.facts.uses += 1
@@ -170,7 +170,7 @@ class Plan:
 
 def run(
     graph: Graph,
-    make: Callable[..., Plan | None],
+    make: Callable[..., OperatorPlan | None],
     kind: tuple[Any, ...],
     operands: Sequence[Any],
     by_edge: Callable[[Graph, tuple[Any, ...], Sequence[Any]], Any] | None = None,
@@ -209,7 +209,7 @@ def run(
         modes = torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()
         key = (*key, *modes)
     plan = graph.plans.get(key)
-    if plan is None or (plan.facts is not None and plan.settles(graph)):
+    if plan is None or (plan.facts is not None and plan.count_use_and_check_reuse(graph)):
         plan = make(graph, kind, operands, tuple([fact[-1] for fact in facts]))
         if plan is None:
             return None
@@ -230,7 +230,7 @@ def run(
     return outs if type(outs) is Tensor else outs[0]
 
 
-def _keep(graph: Graph, key: Any, plan: Plan) -> None:
+def _keep(graph: Graph, key: Any, plan: OperatorPlan) -> None:
     """Store a plan; those of a graph that turned out to stay are made anew."""
     if plan.rule is not None:
         plan.asked = asked_for()
@@ -306,7 +306,7 @@ class _Reduce(torch.autograd.Function):
     """A call as a node of autograd."""
 
     @staticmethod
-    def forward(ctx: Any, plan: Plan, graph: Graph, *operands: Tensor) -> Any:
+    def forward(ctx: Any, plan: OperatorPlan, graph: Graph, *operands: Tensor) -> Any:
         outs = plan.compute(*operands)
         ctx.plan, ctx.graph = plan, graph
         if plan.keeps:
@@ -330,7 +330,7 @@ class _Reduce(torch.autograd.Function):
         gradient = None
         if not (torch.is_grad_enabled() or _modes() or _transforms() is not None):
             key: Any = [named.get()]
-            for t in tensors:  # those of a class of their own, and batches, are no part of a key
+            for t in tensors:  # subclasses and batched tensors are not keyed
                 key.append(t.stride() if type(t) in _PLAIN and not _batched(t) else t)
             key = tuple(key)
             gradient = plan.gradients.get(key) or plan.bind(graph, key, tensors)

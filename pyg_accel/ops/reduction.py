@@ -24,9 +24,9 @@ from pyg_accel.ops.gspmm_backward import (
     mean_pass,
     plan_gradients,
 )
-from pyg_accel.ops.launch import around, bind_gspmm
+from pyg_accel.ops.launch import bind_gspmm, kernel_key
 from pyg_accel.ops.layout import contiguous_rows, find_layout
-from pyg_accel.ops.plan import Fold, Gradient, Plan, Result, computing, folding, reshaping
+from pyg_accel.ops.plan import Fold, Gradient, OperatorPlan, Result, computing, folding, reshaping
 from pyg_accel.ops.steps import SCATTER, Pass, fit
 from pyg_accel.runtime.cache import Bounded
 
@@ -38,7 +38,7 @@ _EXTREMES = ("max", "min")
 
 def plan_of(
     graph: Graph, kind: tuple[Any, ...], operands: Sequence[Tensor], needs: tuple[bool, ...]
-) -> Plan | None:
+) -> OperatorPlan | None:
     """Return the plan for calls like this one; None if they go through the registered operator.
 
     Args:
@@ -65,12 +65,12 @@ def plan_of(
     bound = rule.bound(csr, operands)
     launch, folds = bound.launch(csr), bound.folds
     shapes = [(rows["e" if r == "none" else "v"], *rule.trailing) for r in reduces]
-    if launch.raw:
+    if launch.accepts_any_layout:
         folds = (None,) * len(operands)
         if reduces != ("none",) and trailings[rule.sides.index("u")] == rule.trailing:
             shapes = []
     results = 0 if single else len(reduces)
-    plan = Plan(computing(launch, folds, shapes), {bound.backend: None}, results)
+    plan = OperatorPlan(computing(launch, folds, shapes), {bound.backend: None}, results)
     if any(needs):
         plan.rule, plan.keeps = rule, rule.keeps
         plan.saves = tuple(
@@ -166,7 +166,7 @@ class Reduction:
 
     def bound(self, csr: CSR, operands: Sequence[Tensor]) -> _Bound:
         """Return what runs calls like this one on graphs like this one."""
-        key = (kind_of(csr), *around(csr), *[(t.dtype, t.stride()) for t in operands])
+        key = (kind_of(csr), *kernel_key(csr), *[(t.dtype, t.stride()) for t in operands])
         found = self.forward.get(key)
         if found is None:
             pairs = [folding(t, *shape) for t, shape in zip(operands, self.shapes, strict=True)]
@@ -196,7 +196,7 @@ class Reduction:
             assert turned is not None
             share, mean = mean_pass(csr, turned, like.dtype)
         key = (
-            mean, kind_of(csr, counts=turned is None), turned and kind_of(turned), *around(csr),
+            mean, kind_of(csr, counts=turned is None), turned and kind_of(turned), *kernel_key(csr),
             *[None if t is None else (t.dtype, t.stride()) for t in tensors],
         )  # fmt: skip
         found = self.backward.get(key)
@@ -255,7 +255,7 @@ class Reduction:
         for part in passes:
             of_pass = turned if part.source and turned is not None else csr
             name, bound = part.bind(of_pass, [ready[i] for i in part.used])
-            raw = raw and bound(of_pass).raw
+            raw = raw and bound(of_pass).accepts_any_layout
             made.append((part, bound, self._fits(part, ready)))
             for i in part.operands:
                 if i >= n:

@@ -14,7 +14,7 @@ from pyg_accel.backends.notes import note_choice
 from pyg_accel.graph import CSR, Graph, check_graph
 from pyg_accel.ops.arrays import ROW_ARRAYS, Arrays
 from pyg_accel.ops.operator import call, define
-from pyg_accel.ops.plan import Gradient, Plan, Result, computing, run
+from pyg_accel.ops.plan import Gradient, OperatorPlan, Result, computing, run
 
 __all__ = ["edge_softmax", "softmax_of"]
 
@@ -52,7 +52,7 @@ def edge_softmax(graph: Graph, scores: Tensor, *, edge_order: bool = False) -> T
 
 def _make_plan(
     graph: Graph, kind: tuple[Any, ...], operands: Sequence[Tensor], needs: tuple[bool, ...]
-) -> Plan | None:
+) -> OperatorPlan | None:
     (scores,), (edge_order,) = operands, kind
     fits = scores.dim() in (1, 2) and scores.size(0) == graph.num_edges
     if not fits or not scores.is_floating_point() or scores.device != graph.device:
@@ -61,7 +61,7 @@ def _make_plan(
     backends, launch = rule.launch(graph, scores)
     softmax = launch.bound()
     one = Launch(lambda scores: softmax(scores, None))
-    plan = Plan(computing(one, (rule.fold,), (tuple(scores.shape),)), backends)
+    plan = OperatorPlan(computing(one, (rule.fold,), (tuple(scores.shape),)), backends)
     if needs[0]:
         plan.rule, plan.keeps = rule, (1,)
     return plan

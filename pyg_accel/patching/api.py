@@ -32,7 +32,7 @@ _HOOKS: dict[str, Callable[..., Any]] = {
     "memoise": layers.memoise,
     "softmax": propagate.softmax,
     "spmm": propagate.spmm,
-    "remember": propagate._pyg_accel_read,
+    "dynamo_entry": propagate._pyg_accel_read,
     "relations": relations.forward,
     "hetero": hetero.forward,
     "sampler": loading.construct,

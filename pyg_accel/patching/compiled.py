@@ -33,7 +33,7 @@ from torch_geometric import EdgeIndex
 from pyg_accel.graph import Graph
 from pyg_accel.ops.csr import CompiledGraph
 from pyg_accel.patching import sampling, size
-from pyg_accel.patching.reading import Look, Reading, accept, after, before, find, picked_from
+from pyg_accel.patching.dynamo_guards import Look, Reading, accept, after, before, find, picked_from
 from pyg_accel.patching.running import Unrecognised
 from pyg_accel.patching.size import Work, fewest_edges
 from pyg_accel.patching.trace import Trace
@@ -108,7 +108,7 @@ def size_reasons(edge_index: Tensor) -> list[str]:
     """Return why a call that a compiler's graph would hold is too small.
 
     A compiler may know the number of edges as a symbol. One that is no property of an input stands
-    for what a function picked from a graph: see :func:`pyg_accel.patching.reading.picked_from`.
+    for what a function picked from a graph: see :func:`.dynamo_guards.picked_from`.
     """
     edges: int | torch.SymInt = edge_index.size(1)
     fewest = 0 if sampling.in_force() is not None else _fewest(edge_index.device.type)

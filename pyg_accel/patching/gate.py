@@ -20,7 +20,7 @@ from torch._dynamo.eval_frame import skip_code
 from torch.nn import Module
 
 from pyg_accel.backends.dispatch import record_choices
-from pyg_accel.graph.derived import Seen
+from pyg_accel.graph.derived import GraphHistory
 from pyg_accel.ops.plan import arguments
 from pyg_accel.patching import programs, recording
 from pyg_accel.patching.context import context
@@ -40,7 +40,7 @@ from pyg_accel.settings import settings
 __all__ = ["NOTHING", "Call", "by_program", "enter", "too_small"]
 
 NOTHING = object()
-_seen: "weakref.WeakKeyDictionary[object, Seen]" = weakref.WeakKeyDictionary()  # by owners
+_seen: "weakref.WeakKeyDictionary[object, GraphHistory]" = weakref.WeakKeyDictionary()  # by owners
 
 
 class Call(NamedTuple):
@@ -240,7 +240,7 @@ def too_small(
     # A checkpoint repeats what ran now, and then the graph is not new any more.
     if not (new := saved_tensors_are_hooked()):
         with torch._C.DisableTorchFunction():
-            new = _seen.setdefault(owner, Seen()).is_new(graph)
+            new = _seen.setdefault(owner, GraphHistory()).is_new(graph)
     return size_reasons(edges, fewest, new=True) if new else []
 
 

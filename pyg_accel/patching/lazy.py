@@ -137,7 +137,7 @@ class Tracer(Watch):
             turned round).
         rules: what torch functions do to the lazy tensors.
         operands: tensors that formulas refer to by index, rows first.
-        failure: the first reason why this is none for a formula. A message may catch the exception,
+        failure: the first reason why the message has no formula. A message may catch the exception,
             and TorchScript and others raise one of their own in its place.
         gathered: node features and the row of edge_index that gathers them.
         size: of sources and targets, by row of edge_index, if the call was given it.

@@ -102,7 +102,7 @@ _METHODS: tuple[tuple[type, str, str, bool], ...] = (
 # The methods that classes get, and their hooks.
 _ADDED: tuple[tuple[type, str, str], ...] = (
     (MessagePassing, "_call_impl", "layer"),
-    (MessagePassing, "_pyg_accel_read", "remember"),
+    (MessagePassing, "_pyg_accel_read", "dynamo_entry"),
 )
 
 # What the accelerated side provides, by name. Every function gets the original first, except for

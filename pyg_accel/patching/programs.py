@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from torch.nn import Module
 
-from pyg_accel.graph.derived import Seen
+from pyg_accel.graph.derived import GraphHistory
 from pyg_accel.patching.context import context
 from pyg_accel.record.code import is_library, module_of
 from pyg_accel.record.guard import NotComparable, Reads, unchanged
@@ -140,7 +140,7 @@ class Programs:
     def __init__(self, layer: Module, of_class: OfClass) -> None:
         self.layer, self.of_class = layer, of_class
         self.programs: list[LayerProgram] = []
-        self.overwrites, self.looked, self.switched, self.seen = True, -1, -1, Seen()
+        self.overwrites, self.looked, self.switched, self.seen = True, -1, -1, GraphHistory()
 
     def give_up(self, reason: str) -> None:
         """Drop all programs, and record no other call."""
@@ -230,7 +230,7 @@ def overwrites(layer: Module) -> bool:
 
 
 def is_users(layer: Module) -> bool:
-    """Return whether the code of a layer is none of torch, PyG and this package."""
+    """Return whether a layer is of user code: not of torch, PyG or this package."""
     return not is_library(module_of(type(layer)))
 
 

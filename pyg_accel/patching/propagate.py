@@ -12,9 +12,9 @@ from torch_geometric.nn import MessagePassing
 from pyg_accel.graph import derived
 from pyg_accel.graph.matrices import is_sparse_matrix, num_edges
 from pyg_accel.graph.memo import changed, tensors_in
-from pyg_accel.patching import compiled, gate, programs, reading, recording
+from pyg_accel.patching import compiled, dynamo_guards, gate, programs, recording
 from pyg_accel.patching.effects import effect_reasons, tensors_outside
-from pyg_accel.patching.kept import (
+from pyg_accel.patching.escaping_tensors import (
     apart,
     finish,
     nothing,
@@ -247,8 +247,8 @@ def spmm(function: Callable[..., Any], src: Any, other: Any, reduce: str = "sum"
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _pyg_accel_read(self: MessagePassing) -> str:
-    """A method of layers while anything is patched: see :mod:`.reading`."""
-    return reading.begin(self, _compile, lazy_reason(self))
+    """A method of layers while anything is patched: see :mod:`.dynamo_guards`."""
+    return dynamo_guards.begin(self, _compile, lazy_reason(self))
 
 
 def _compile(

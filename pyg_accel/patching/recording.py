@@ -58,7 +58,7 @@ _METHODS = {name for names in _ENTRIES.values() for name in names}
 
 
 @dataclass
-class _Seen:
+class _TraceNotes:
     """What was seen of the propagate calls of a call that is being recorded."""
 
     formulas: dict[str, None] = field(default_factory=dict)
@@ -93,7 +93,7 @@ class Attempt(NamedTuple):
 
 
 class _Running(threading.local):
-    seen: _Seen | None = None
+    seen: _TraceNotes | None = None
 
 
 _running = _Running()
@@ -185,7 +185,7 @@ def attempt(
             signature = Signature(args, kwargs, alike.signature)
             alike = alike if signature.dynamic or alike.exact else None
         exact, whole = alike is None and is_users(layer), name == "call" and is_users(layer)
-        before, _running.seen = _running.seen, _Seen()
+        before, _running.seen = _running.seen, _TraceNotes()
         seen = _running.seen
         outer, arguments.tensors = arguments.tensors, tuple(tensors_in((args, kwargs)))
         try:
@@ -240,15 +240,17 @@ def _structure(layer: Module) -> tuple[Any, ...]:
     ])  # fmt: skip
 
 
-def _sizes_of(layer: Module, program: LayerProgram, leaves: list[Tensor], seen: _Seen) -> Sizes:
+def _sizes_of(
+    layer: Module, program: LayerProgram, leaves: list[Tensor], notes: _TraceNotes
+) -> Sizes:
     """Return from which size on a program is faster than PyG's own path."""
     place = next(i for i, leaf in enumerate(leaves) if is_edge_index(leaf))
     name, device = type(layer).__name__, leaves[place].device.type
-    work = work_of(seen.outer(), program.derives)
+    work = work_of(notes.outer(), program.derives)
     gradient, least, least_new = torch.is_grad_enabled(), 0, 0  # samples are of any size
     if in_force() is None:
         least, least_new = (
-            fewest_edges(device, work, seen.row_bytes, new=new, gradient=gradient)
+            fewest_edges(device, work, notes.row_bytes, new=new, gradient=gradient)
             for new in (program.derives_anew, True)
         )
     row = row_of(name, program.formulas, program.backends, "")

@@ -170,15 +170,15 @@ def test_tiles_and_the_rest_add_up_to_the_whole(name):
         edge, other = (csr.eid[entry.long()] for entry in (part.entry, part.rest_entry))
         source = tiles.col.long()[column]
         with record_choices() as names:
-            sums = rest.sum(part.rest, x, weight[other])
-            others = rest.dot(part.rest, y, x)
+            sums = rest.spmm_remainder(part.rest, x, weight[other])
+            others = rest.sddmm_remainder(part.rest, y, x)
         assert list(names) == ["triton"]
         sums.index_add_(0, row, x[source] * weight[edge].unsqueeze(1))
         torch.testing.assert_close(sums, right)
         found = torch.empty_like(dots).index_copy_(0, other.long(), others)
         found[edge.long()] = (x[source] * y[row]).sum(1)
         torch.testing.assert_close(found, dots)
-        assert rest.sum(part.rest, x, None).shape == right.shape
+        assert rest.spmm_remainder(part.rest, x, None).shape == right.shape
 
 
 def test_weights_that_are_used_again_are_brought_in_order_once(monkeypatch):

@@ -13,7 +13,7 @@ from pyg_accel import Graph
 from pyg_accel.backends import schedule
 from pyg_accel.backends.cuda import cbsr, plan, spmm
 from pyg_accel.graph import CSR, column_reuse, tiles
-from pyg_accel.graph.derived import Seen, derived, find, forget, holding, keep, values
+from pyg_accel.graph.derived import GraphHistory, derived, find, forget, holding, keep, values
 from pyg_accel.ops.csr import graph_of
 from pyg_accel.runtime.cache import Snapshot, arrays_of, version_of
 from pyg_accel.settings import settings
@@ -159,7 +159,7 @@ def test_owners_can_be_swapped():
 def test_sparse_tensors_are_known_by_their_arrays():
     dense = torch.eye(3)
     for sparse in (dense.to_sparse(), dense.to_sparse_csr(), dense.to_sparse_csc()):
-        seen = Seen()
+        seen = GraphHistory()
         assert [seen.is_new(sparse) for _ in range(2)] == [True, False]
         assert not keep((sparse,), (), 1, lasting=True)
         assert find((sparse,), (), lasting=True) is None
@@ -178,7 +178,7 @@ def test_tensors_get_no_attributes():
 
 
 def test_a_tensor_is_new_to_each_once_and_after_a_change():
-    edges, first, second = torch.arange(4), Seen(), Seen()
+    edges, first, second = torch.arange(4), GraphHistory(), GraphHistory()
     assert [seen.is_new(edges) for seen in (first, second, first, second)] == [1, 1, 0, 0]
     edges.add_(1)
     assert [first.is_new(t) for t in (edges, edges, edges[1:], edges)] == [1, 0, 1, 0]
@@ -188,13 +188,13 @@ def test_a_tensor_is_new_to_each_once_and_after_a_change():
 def test_a_tensor_of_which_something_was_derived_is_not_new():
     edges = torch.arange(4)
     keep((edges,), (), 1)
-    assert [Seen().is_new(t) for t in (edges, edges[1:])] == [False, True]
+    assert [GraphHistory().is_new(t) for t in (edges, edges[1:])] == [False, True]
     edges.add_(1)
-    assert Seen().is_new(edges)
+    assert GraphHistory().is_new(edges)
 
 
 def test_of_a_tensor_that_died_nothing_was_seen():
-    seen = Seen()
+    seen = GraphHistory()
     for _ in range(5):
         assert seen.is_new(torch.arange(4))
     assert not seen._parts
@@ -218,7 +218,7 @@ def test_owners_may_die_while_it_is_asked_whether_a_tensor_is_new():
             filled += [(n, new) for n in range(3000)]  # pairs that died are no more at hand
             gc.set_threshold(gc.get_count()[0] + new, 1, 1)
             gc.enable()
-            Seen().is_new(edges)
+            GraphHistory().is_new(edges)
     finally:
         gc.set_threshold(*threshold)
         gc.enable()

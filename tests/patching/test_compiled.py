@@ -15,7 +15,7 @@ from torch_geometric.nn.models import GAT, GCN, GIN, GraphSAGE
 
 import pyg_accel
 from pyg_accel.patching import compiled as compiled_calls
-from pyg_accel.patching import reading
+from pyg_accel.patching import dynamo_guards as reading
 from pyg_accel.settings import settings
 
 pytestmark = [pytest.mark.usefixtures("always"), pytest.mark.slow]

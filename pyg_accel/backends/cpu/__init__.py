@@ -69,8 +69,8 @@ def _scatter_arg(grad: Tensor, arg: Tensor, num_cols: int) -> Tensor:
 
 def _bind_scatter_arg(grad: Tensor, num_cols: int) -> Launch:
     if grad.dtype.itemsize > 2:
-        return Launch(direct(cpu_library().scatter_arg), (num_cols,), raw=True)
-    return Launch(lambda grad, arg: _scatter_arg(grad, arg, num_cols), raw=True)
+        return Launch(direct(cpu_library().scatter_arg), (num_cols,), accepts_any_layout=True)
+    return Launch(lambda grad, arg: _scatter_arg(grad, arg, num_cols), accepts_any_layout=True)
 
 
 def _edge_softmax(csr: CSR, scores: Tensor, grad: Tensor | None) -> Tensor:

@@ -28,7 +28,7 @@ L2_PART = 2 / 3  # of the L2 cache, which serves at its full rate (40 of 60 MiB 
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
+class CbsrSchedule:
     """How the kernels go over the rows of a graph.
 
     Attributes:
@@ -106,19 +106,19 @@ def _first_guess(k: int, width: int) -> float:
     return 0.5 + quantile(1 - (k - 0.5) / width) / quantile(1 - 0.5 / width) / 2
 
 
-def plan_of(csr: CSR) -> Plan:
+def plan_of(csr: CSR) -> CbsrSchedule:
     """Return the plan of a graph, made once and stored for as long as its arrays live."""
     return of_matrix(csr, "CBSR plan", lambda: _build(csr))
 
 
-def _build(csr: CSR) -> Plan:
+def _build(csr: CSR) -> CbsrSchedule:
     mean = csr.col.numel() / csr.num_rows
     cut = schedule_of(csr, SPLIT, PIECE, ordered=False).pieces
     if cut is None:
         nothing = torch.zeros(1, dtype=torch.int32, device=csr.rowptr.device)
-        return Plan(mean, None, nothing[:0], nothing)
+        return CbsrSchedule(mean, None, nothing[:0], nothing)
     pieces = torch.cat([cut.row, cut.begin, cut.end]).to(torch.int32)
-    return Plan(mean, pieces, cut.rows.to(torch.int32), cut.first.to(torch.int32))
+    return CbsrSchedule(mean, pieces, cut.rows.to(torch.int32), cut.first.to(torch.int32))
 
 
 def layout_of(k: int, width: int, mean: float) -> Layout:

@@ -43,7 +43,7 @@ class _Costs:
         far_column: a column of a tile, where features are far.
         short_column: exponent of what is lost by short rows, of columns.
         short_entry: of entries.
-        doubt: a win within the spread of all these figures is none.
+        doubt: the margin that an expected gain must exceed.
     """
 
     rest: float

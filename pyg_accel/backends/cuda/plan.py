@@ -14,7 +14,7 @@ from pyg_accel.graph.derived import derived
 from pyg_accel.graph.facts import of_matrix
 from pyg_accel.graph.tiles import tiles_of
 
-__all__ = ["TILE", "Plan", "in_32_bits", "plan_of"]
+__all__ = ["TILE", "TileSchedule", "in_32_bits", "plan_of"]
 
 TILE = 32  # columns of the kernels' tiles: kTileColumns in csrc/cuda/kernels.h
 # Windows with more tiles than this, and than BLOCKS blocks would have on average, are divided.
@@ -22,7 +22,7 @@ SHORTEST, BLOCKS = 64, 2048
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
+class TileSchedule:
     """Tiles, and the items of work they are divided into.
 
     Attributes:
@@ -66,7 +66,7 @@ def in_32_bits(csr: CSR) -> CSR:
     return derived(owners, ("32 bits", csr.num_cols, csr.sorted), make, lasting=True)
 
 
-def plan_of(csr: CSR, window: int, least: int = 1) -> Plan:
+def plan_of(csr: CSR, window: int, least: int = 1) -> TileSchedule:
     """Return the plan of a graph, made once and stored for as long as its arrays live.
 
     Args:
@@ -78,11 +78,11 @@ def plan_of(csr: CSR, window: int, least: int = 1) -> Plan:
     return of_matrix(csr, key, lambda: _build(csr, window, least))
 
 
-def _build(csr: CSR, window: int, least: int) -> Plan:
+def _build(csr: CSR, window: int, least: int) -> TileSchedule:
     tiles = tiles_of(csr, window, TILE, least)
     rest, rest_entry = _rest(csr, tiles.entry) if least > 1 else (None, None)
     items, splits, partials = divide(tiles.window_ptr.long(), SHORTEST, BLOCKS)
-    return Plan(
+    return TileSchedule(
         window=window,
         tile_ptr=tiles.tile_ptr.to(torch.int32),
         tile_col=tiles.col.to(torch.int32),
@@ -118,7 +118,7 @@ def divide(window_ptr: Tensor, shortest: int, blocks: int) -> tuple[Tensor, Tens
         blocks: items that there should be at least, if the graph has that many tiles.
 
     Returns:
-        Items [I, 4] and divided windows [S, 3] as in :class:`Plan`, and the partial sums.
+        Items [I, 4] and divided windows [S, 3] as in :class:`TileSchedule`, and the partial sums.
     """
     counts, device = window_ptr.diff(), window_ptr.device
     total = int(window_ptr[-1])

@@ -13,7 +13,7 @@ from pyg_accel.formula import parse
 from pyg_accel.graph import CSR
 from pyg_accel.settings import settings
 
-__all__ = ["can_share", "dot", "sum"]
+__all__ = ["can_share", "sddmm_remainder", "spmm_remainder"]
 
 _GSPMM = TRITON.kernels["gspmm"]
 
@@ -30,13 +30,13 @@ def _can_share(dtype: torch.dtype, disabled: str) -> bool:
     return not (off or TRITON.unavailable_reasons() or _GSPMM.reasons(spec))
 
 
-def sum(csr: CSR, x: Tensor, weight: Tensor | None) -> Tensor:
+def spmm_remainder(csr: CSR, x: Tensor, weight: Tensor | None) -> Tensor:
     """Sum x [num_cols, F] over the rows, weighted by [E] in the order of entries: [num_rows, F]."""
     note_choice(TRITON.name)
     return weighted_sum(_GSPMM.run, csr, x, weight, "sum")
 
 
-def dot(csr: CSR, target: Tensor, source: Tensor) -> Tensor:
+def sddmm_remainder(csr: CSR, target: Tensor, source: Tensor) -> Tensor:
     """Dots of target [num_rows, F] and source [num_cols, F], [E] in the order of entries."""
     note_choice(TRITON.name)
     operands = [target.unsqueeze(1), source.unsqueeze(1)]

@@ -52,7 +52,7 @@ def run(
         window, slice, exact, out,
     )  # fmt: skip
     if plan.rest is not None:
-        library.put(rest.dot(plan.rest, target, source).to(out.dtype), others, out)
+        library.put(rest.sddmm_remainder(plan.rest, target, source).to(out.dtype), others, out)
     return out.to(source.dtype)
 
 

@@ -47,7 +47,7 @@ def run(
         out = x.new_empty(csr.num_rows, x.size(1))
     else:
         others = None if weight is None else reordered(weight, plan.rest_entry, eid)
-        out = rest.sum(plan.rest, x, others)
+        out = rest.spmm_remainder(plan.rest, x, others)
     library.spmm(
         plan.items, plan.splits, plan.tile_ptr, plan.tile_col, plan.slot, value, csr.rowptr,
         csr.col, eid, weight, aligned(x), x.size(1), window, warps, plan.num_partials, exact, mean,

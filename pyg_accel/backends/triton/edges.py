@@ -13,7 +13,7 @@ from pyg_accel.backends.triton.edges_codegen import edge_kernel
 from pyg_accel.backends.triton.kernels.edges import finish_kernel
 from pyg_accel.backends.triton.launcher import type_of
 from pyg_accel.backends.triton.plan import (
-    Seen,
+    OperandFacts,
     accumulate_dtype,
     kind_of,
     name_of,
@@ -36,7 +36,7 @@ _COUNTS = {"u": _COLS, "v": _ROWS, "e": _ENTRIES}
 class _Read(NamedTuple):
     """An operand of a pass, and what the bits of a maximum or minimum are of."""
 
-    seen: Seen
+    seen: OperandFacts
     slot: Slot
     raw: str
 
@@ -60,7 +60,7 @@ def bind(
     dtypes = tuple(t.dtype for t in given if t.is_floating_point())
     sequence = Sequence(1 + len(given), edges.edge_index.device)
     slots = iter(sequence.operands[1:])
-    reads = [None if t is None else _Read(Seen((0, *t.shape[1:]), t.stride(0), t.dtype),
+    reads = [None if t is None else _Read(OperandFacts((0, *t.shape[1:]), t.stride(0), t.dtype),
                                           next(slots), "") for t in operands]  # fmt: skip
     made: list[tuple[EdgeRecipe, tuple[int, ...]]] = []
     later = [_Read(_seen(output, dtypes), Slot(0), _raw(output))
@@ -102,9 +102,9 @@ def _bits(output: Output, dtypes: tuple[torch.dtype, ...]) -> torch.dtype:
     return torch.uint64 if wide == torch.float64 else torch.uint32
 
 
-def _seen(output: Output, dtypes: tuple[torch.dtype, ...]) -> Seen:
+def _seen(output: Output, dtypes: tuple[torch.dtype, ...]) -> OperandFacts:
     heads, width = output.shape
-    return Seen((0, heads, width), heads * width, _bits(output, dtypes))
+    return OperandFacts((0, heads, width), heads * width, _bits(output, dtypes))
 
 
 def _recipe(

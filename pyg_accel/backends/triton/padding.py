@@ -45,7 +45,7 @@ def pays(t: Tensor, entries: int, num_rows: int, a_row: int | None = None) -> bo
         a_row: entries for each row that is copied, at least; by default ENTRIES_A_ROW.
     """
     size, (_, heads, width) = t.element_size(), t.shape
-    distance = t.stride(0) if t.size(0) > 1 else 0  # between rows; that of a single one is anything
+    distance = t.stride(0) if t.size(0) > 1 else 0  # stride(0) is undefined for one row
     return (
         bool(width * size % UNIT or distance * size % UNIT)
         and width > 1

@@ -29,9 +29,9 @@ from pyg_accel.runtime.machine import INTERPRETED, Gpu, gpu_of
 
 __all__ = [
     "GraphFacts",
+    "LaunchPlan",
+    "OperandFacts",
     "OperandShape",
-    "Plan",
-    "Seen",
     "accumulate_dtype",
     "device_facts",
     "extent_of",
@@ -45,18 +45,18 @@ __all__ = [
 ]
 
 
-class Seen(NamedTuple):
-    """What kernels depend on of an operand [rows, H, F]."""
+class OperandFacts(NamedTuple):
+    """Properties of an operand [rows, H, F] that select a kernel."""
 
     shape: tuple[int, ...]  # with a rounded number of rows
     stride: int  # between rows
     dtype: torch.dtype
 
 
-def seen(t: Tensor) -> Seen:
+def seen(t: Tensor) -> OperandFacts:
     """Look at an operand."""
     rows, heads, width = t.shape
-    return Seen((rounded(rows), heads, width), t.stride(0), t.dtype)
+    return OperandFacts((rounded(rows), heads, width), t.stride(0), t.dtype)
 
 
 class GraphFacts(NamedTuple):
@@ -125,7 +125,7 @@ def vector_unit(shapes: Sequence[OperandShape], width: int) -> int:
     return unit
 
 
-def operand_shape(operand: Seen, heads: int, width: int) -> OperandShape:
+def operand_shape(operand: OperandFacts, heads: int, width: int) -> OperandShape:
     """Return how a kernel reads an operand whose message has so many heads and columns."""
     rows, *own = operand.shape
     size, stride = operand.dtype.itemsize, operand.stride
@@ -145,7 +145,7 @@ def operand_shape(operand: Seen, heads: int, width: int) -> OperandShape:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class LaunchPlan:
     """How a pass over rows is launched.
 
     Attributes:
@@ -172,14 +172,14 @@ class Plan:
 @lru_cache(maxsize=4096)
 def make_plan(
     outputs: tuple[Output, ...],
-    operands: tuple[Seen, ...],
+    operands: tuple[OperandFacts, ...],
     graph: GraphFacts,
     *,
     score: Formula | None = None,
     winners: str = "",
     infinite: int = -1,
     whole: bool = False,
-) -> Plan:
+) -> LaunchPlan:
     """Return the plan of a pass.
 
     Args:
@@ -233,7 +233,7 @@ def make_plan(
         # Each slice would fetch every weight from where its edge lies: do that once.
         gathered = tuple(narrow)
         recipe, combined = (replace(r, numbered=False) for r in (recipe, combined))
-    return Plan(recipe, pieces, combined, used, gathered, heads, width // unit, programs)
+    return LaunchPlan(recipe, pieces, combined, used, gathered, heads, width // unit, programs)
 
 
 def _moved(formula: Formula, used: tuple[int, ...]) -> Formula:
@@ -250,8 +250,8 @@ def _renumbered(outputs: tuple[Output, ...], used: tuple[int, ...]) -> tuple[Out
 
 
 def _flat(
-    operands: tuple[Seen, ...], outputs: tuple[Output, ...], heads: int, width: int
-) -> tuple[tuple[Seen, ...], tuple[Output, ...]]:
+    operands: tuple[OperandFacts, ...], outputs: tuple[Output, ...], heads: int, width: int
+) -> tuple[tuple[OperandFacts, ...], tuple[Output, ...]]:
     """All heads as one, where no operand tells them apart."""
 
     def flat(size: tuple[int, ...]) -> tuple[int, int]:
@@ -265,7 +265,9 @@ def _flat(
 
 def kind_of(size: tuple[int, int], heads: int, width: int) -> str:
     """Return the kind of an output."""
-    return operand_shape(Seen((0, *size), size[0] * size[1], torch.float32), heads, width).kind
+    return operand_shape(
+        OperandFacts((0, *size), size[0] * size[1], torch.float32), heads, width
+    ).kind
 
 
 def _tiles(
