@@ -30,14 +30,17 @@ _FLAGS = (
     "WITH_WEIGHTED_NEIGHBOR_SAMPLE",
 )  # fmt: skip
 _MISSING = object()
-_before: list[tuple[Any, str, Any]] = []  # what was set: where, the name, and the value before
+# What is set while PyG has our module: where, the name, the value and the one before.
+_places: list[tuple[Any, str, Any, Any]] = []
+_looked = 0  # modules of the process when the places were looked for
 _stock: dict[str, Any] = {}  # the values of the names of torch_geometric.typing
 _givers = 0
 
 
 def served() -> str:
     """Return what serves PyG while patched: ``"pyg_accel"``, or ``"pyg-lib"`` if installed."""
-    return "pyg-lib" if find_spec("pyg_lib") and not settings.replace_pyg_lib else "pyg_accel"
+    installed = _stock.get("WITH_PYG_LIB", torch_geometric.typing.WITH_PYG_LIB)
+    return "pyg-lib" if installed and not settings.replace_pyg_lib else "pyg_accel"
 
 
 def description() -> str:
@@ -72,51 +75,61 @@ def give() -> None:
     _givers += 1
     if _givers > 1 or served() != "pyg_accel":
         return
+    # Where nothing changed since the last time, the places are those of then.
+    known = _looked == len(sys.modules) and all(_value(w, n) is v for w, n, _, v in _places)
+    if not known:
+        _look()
+    _stock.update({n: v for w, n, _, v in _places if w is torch_geometric.typing})
+    for where, name, value, _ in _places:
+        setattr(where, name, value)
+
+
+def _look() -> None:
+    """Find the places, which depend on the modules that are imported."""
+    global _looked, _places
     lacks_sparse = not torch_geometric.typing.WITH_TORCH_SPARSE
     new: dict[str, Any] = dict.fromkeys(_FLAGS, True)
     # Without the native library torch-sparse samples neighbours, if it is there.
     samples = lacks_sparse or not cpu_unavailable_reasons()
     new |= {"pyg_lib": pyg_lib, "WITH_PYG_LIB": samples}
-    _stock.update({name: getattr(torch_geometric.typing, name) for name in new})
-    for module in _modules():
-        for name, value in new.items():
-            if vars(module).get(name, _MISSING) is _stock[name]:
-                _set(module, name, value)
-    _set(torch.ops, "pyg", operators.NAMESPACE)
+    stock = {name: getattr(torch_geometric.typing, name) for name in new}
+    places = [(module, name, new[name]) for module in _modules() for name in new
+              if _value(module, name) is stock[name]]  # fmt: skip
+    places.append((torch.ops, "pyg", operators.NAMESPACE))
     for name in ("spline_basis", "spline_weighting"):
-        _set(spline_conv, name, getattr(pyg_lib.ops, name))
+        places.append((spline_conv, name, getattr(pyg_lib.ops, name)))
     if lacks_sparse:
-        _set(torch.ops, "torch_sparse", sparse_tensor.NAMESPACE)
-        _set(shadow, "WITH_TORCH_SPARSE", True)
+        places.append((torch.ops, "torch_sparse", sparse_tensor.NAMESPACE))
+        places.append((shadow, "WITH_TORCH_SPARSE", True))
         for module in (shadow, graph_saint, dimenet):
-            _set(module, "SparseTensor", sparse_tensor.SparseTensor)
+            places.append((module, "SparseTensor", sparse_tensor.SparseTensor))
+    _places = [(where, name, value, _value(where, name)) for where, name, value in places]
+    _looked = len(sys.modules)
 
 
 def take_back() -> None:
     """End one :func:`give`; after the last, PyG has what it had."""
     global _givers
     _givers -= 1
-    if _givers:
+    if _givers or not _stock:
         return
-    while _before:
-        where, name, value = _before.pop()
+    for where, name, _, value in _places:
         if value is _MISSING:
             delattr(where, name)
         else:
             setattr(where, name, value)
-    for module in _modules() if _stock else ():  # those that were imported meanwhile
+    for module in _modules() if _looked != len(sys.modules) else ():  # imported meanwhile
         for name in _stock.keys() & vars(module).keys():
             if vars(module)[name] is pyg_lib or vars(module)[name] is True:
                 setattr(module, name, _stock[name])
     _stock.clear()
 
 
+def _value(where: Any, name: str) -> Any:
+    return vars(where).get(name, _MISSING)
+
+
 def _modules() -> list[ModuleType]:
     named = list(sys.modules.items())
     return [m for name, m in named
             if name.startswith("torch_geometric.") and isinstance(m, ModuleType)]  # fmt: skip
-
-
-def _set(where: Any, name: str, value: Any) -> None:
-    _before.append((where, name, vars(where).get(name, _MISSING)))
-    setattr(where, name, value)

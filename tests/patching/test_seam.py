@@ -3,6 +3,7 @@
 import io
 import sys
 from collections.abc import Iterator
+from types import ModuleType
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from torch_geometric.loader import (
     GraphSAINTRandomWalkSampler,
     ShaDowKHopSampler,
 )
+from torch_geometric.nn.conv import spline_conv
 from torch_geometric.nn.models import DimeNetPlusPlus, SchNet
 
 import pyg_accel
@@ -75,12 +77,33 @@ def test_the_patch_of_a_model_gives_nothing():
 
 
 def test_where_pyg_lib_is_installed_it_stays_unless_a_setting_asks(monkeypatch):
-    monkeypatch.setattr(seam, "find_spec", lambda name: object())
+    monkeypatch.setattr(torch_geometric.typing, "WITH_PYG_LIB", True)
     with pyg_accel.patched():
         assert not torch_geometric.typing.WITH_KNN
     monkeypatch.setattr(settings, "replace_pyg_lib", True)
     with pyg_accel.patched():
         assert torch_geometric.typing.WITH_KNN
+
+
+def test_modules_that_are_imported_between_two_blocks_get_it_too(monkeypatch):
+    with pyg_accel.patched():
+        pass
+    late = ModuleType("torch_geometric.late")
+    late.WITH_KNN = torch_geometric.typing.WITH_KNN
+    monkeypatch.setitem(sys.modules, late.__name__, late)
+    for _ in range(2):
+        with pyg_accel.patched():
+            assert late.WITH_KNN
+        assert not late.WITH_KNN
+
+
+def test_a_flag_that_is_changed_between_two_blocks_is_restored(monkeypatch):
+    with pyg_accel.patched():
+        pass
+    monkeypatch.setattr(spline_conv, "spline_basis", print)
+    with pyg_accel.patched():
+        assert spline_conv.spline_basis is not print
+    assert spline_conv.spline_basis is print
 
 
 def test_functions_of_points_run(patched):
