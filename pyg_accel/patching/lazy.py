@@ -143,6 +143,8 @@ class Tracer(Watch):
         size: of sources and targets, by row of edge_index, if the call was given it.
         writes_weights: whether attention weights are ordinary tensors, as they leave the layer.
         copies: what the message reads may be changed in place before its gradient is computed.
+        network_bytes: bytes of a row of the widest network on edges.
+        refuse_small: raises Unrecognised where the call is too small for a formula.
     """
 
     rules: ClassVar[ModuleType]  # pyg_accel.patching.rules
@@ -166,6 +168,8 @@ class Tracer(Watch):
         self._copies: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
         self.size: Sequence[int | None] | None = None
         self.writes_weights = self.copies = False
+        self.network_bytes = 0
+        self.refuse_small: Callable[[str], None] = lambda formula: None
 
     @cached_property
     def networks(self) -> fx.Graph:

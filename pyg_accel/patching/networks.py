@@ -198,9 +198,9 @@ def reduce_in_blocks(
     if not (product or torch.is_grad_enabled() or settings.always):
         with torch._C.DisableTorchFunctionSubclass():
             _decline_narrow_ends(trace, lazy.shape, lazy.dtype)
-    outs, whole = _run(trace, formula, operands, tuple(reduces), num_rows, sides=sides)
-    text = "outer(u0,e1) @ weight" if product else "network(edges)"
-    trace.formulas.append(f"{'+'.join(reduces)}_j {text}" + ("" if whole else ", in blocks"))
+    text = f"{'+'.join(reduces)}_j {'outer(u0,e1) @ weight' if product else 'network(edges)'}"
+    outs, whole = _run(trace, formula, operands, tuple(reduces), num_rows, sides=sides, text=text)
+    trace.formulas.append(text if whole else f"{text}, in blocks")
     return [lazy.later.apply(out) for out in outs]
 
 
@@ -227,11 +227,19 @@ def _run(
     *,
     sides: Sequence[str] = ("e",),
     of_edges: bool = False,
+    text: str = "",
 ) -> tuple[list[Tensor], bool]:
     """Return the results, and whether all edges were there at once."""
     if running_recorder.recorder is not None:
         running_recorder.recorder.stop("a network on the features of edges")
     product = _product(formula, operands, reduces)
+    widths = [plain_shape(t)[1:].numel() * t.itemsize for t in operands if isinstance(t, Network)]
+    if product is not None:  # of the matrix of each edge
+        weight = product.args[2].meta[_TENSOR]  # type: ignore[union-attr]
+        widths.append(weight.size(0) * weight.itemsize)
+    trace.network_bytes = max(trace.network_bytes, *widths)
+    if text:
+        trace.refuse_small(text)  # before kernels are compiled for it
     if product is not None:
         root = _summed_product(trace, product, reduces[0], plain_shape(operands[0]))
     elif of_edges:

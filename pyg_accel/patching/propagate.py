@@ -2,6 +2,7 @@
 
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -142,12 +143,12 @@ def _accelerated(call: gate.Call) -> tuple[Any, list[str]]:
     try:
         out, trace = _attempt(call)
     except Unrecognised as reason:
-        if reason.permanent:
-            found[_key_of(call)] = str(reason)
+        if reason.permanent or reason.work:
+            found[_key_of(call)] = reason.work or str(reason)
         if running_recorder.recorder is not None:
             running_recorder.recorder.stop(str(reason), may_change=not reason.permanent)
         raise
-    found[_key_of(call)] = work_of(trace.formulas, traced=True)
+    found[_key_of(call)] = work_of(trace.formulas, traced=True, row_bytes=trace.network_bytes)
     return out, trace.formulas
 
 
@@ -159,11 +160,11 @@ def _tried(call: gate.Call) -> str | Work:
         with torch.no_grad():
             _, trace = _attempt(call._replace(kwargs=changed(call.kwargs, apart)))
     except Unrecognised as reason:
-        found = str(reason)
-        if not reason.permanent:
+        found = reason.work or str(reason)
+        if not (reason.permanent or reason.work):
             return found
     else:
-        found = work_of(trace.formulas, traced=True)
+        found = work_of(trace.formulas, traced=True, row_bytes=trace.network_bytes)
     finally:
         state.restore()
     _found.setdefault(call.owner, {})[_key_of(call)] = found  # type: ignore[arg-type]
@@ -187,6 +188,10 @@ def _attempt(call: gate.Call) -> tuple[Any, Trace | SparseTrace]:
         trace.watched |= {"linear"}
         for reason in hooked_inside(self):
             raise Unrecognised(reason, permanent=False)
+    if isinstance(trace, Trace):
+        trace.refuse_small = partial(
+            _refuse_small, self, trace, row_bytes(call.kwargs, self.node_dim)
+        )
     trace.given = lambda: [
         *tensors_in((edge_index, plain, args, kwargs)), *tensors_of(self), *tensors_outside(self)
     ]  # fmt: skip
@@ -201,6 +206,12 @@ def _attempt(call: gate.Call) -> tuple[Any, Trace | SparseTrace]:
             if out is None:  # it raised, as a checkpoint does where it has all that it wants
                 finish(self, None, nothing)
     return out, trace
+
+
+def _refuse_small(layer: MessagePassing, trace: Trace, width: int, formula: str) -> None:
+    work = work_of([formula], traced=True, row_bytes=trace.network_bytes)
+    if reasons := gate.too_small(layer, trace.edge_index, trace.num_edges, work, width):
+        raise Unrecognised("; ".join(reasons), permanent=False, work=work)
 
 
 def bypassed(original: Callable[..., Any], self: MessagePassing, *args: Any, **kwargs: Any) -> Any:

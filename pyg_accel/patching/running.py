@@ -11,11 +11,12 @@ class Unrecognised(Exception):
 
     Attributes:
         permanent: the same layer will do it again, so there is no need to try.
+        work: what the call does (:class:`.size.Work`) if it is only too small.
     """
 
-    def __init__(self, reason: str, *, permanent: bool = True) -> None:
+    def __init__(self, reason: str, *, permanent: bool = True, work: Any = None) -> None:
         super().__init__(reason)
-        self.permanent = permanent
+        self.permanent, self.work = permanent, work
         if running.traces and running.traces[-1].failure is None:
             running.traces[-1].failure = self
 

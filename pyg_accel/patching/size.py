@@ -64,8 +64,8 @@ _BACKWARD = 0.25  # what PyG's gradient costs the host more than ours, over the 
 _PLAIN = re.compile(r"(\w+_j )?(u\d+|mul\([eu]\d+,[eu]\d+\))$")
 _REDUCES = {"sum": 2.0, "mean": 5.5, "max": 2.0, "min": 2.0}  # those of its reductions
 # Kernels save a quarter of what they do elsewhere where attention reads features of edges, and
-# where a network makes a matrix of every edge.
-_FEW = 0.25
+# an eighth of its bytes where a network makes a matrix of every edge.
+_FEW, _MATRIX = 0.25, 0.12
 _MESSAGES = 2  # the time of a device for the messages of PyG's path, over what is saved of it
 # A compiler fuses the functions of a message: about this share of the bytes is saved beside it.
 _COMPILED = 0.2
@@ -80,6 +80,7 @@ class Work(NamedTuple):
         derived: functions of the graph, such as ``gcn_norm``, that a program runs once a graph.
         overhead: functions that cost the host as much as what is done outside of a program.
         generated: a kernel is generated for its formula, or interprets it.
+        row_bytes: bytes of a row of the widest network on edges.
     """
 
     functions: float = 3
@@ -87,15 +88,19 @@ class Work(NamedTuple):
     derived: int = 0
     overhead: int = 0
     generated: bool = False
+    row_bytes: int = 0
 
 
-def work_of(formulas: Iterable[str], derived: int = 0, *, traced: bool = False) -> Work:
+def work_of(
+    formulas: Iterable[str], derived: int = 0, *, traced: bool = False, row_bytes: int = 0
+) -> Work:
     """Return what a call does.
 
     Args:
         formulas: as the report shows them, e.g. ``"mean_j u0"``.
         derived: functions of the graph that are run once a graph.
         traced: it has no program.
+        row_bytes: bytes of a row of the widest network on edges.
     """
     functions, tensors, blocks, generated, attention = 0.0, 1.0, False, False, False
     for text in formulas:
@@ -109,11 +114,14 @@ def work_of(formulas: Iterable[str], derived: int = 0, *, traced: bool = False) 
         by_edge = not _PLAIN.match(text) and bool(re.search(r"\be\d", text))  # features are read
         tensors = max(tensors, 1.0 + ("(" in text and not by_edge) + ("softmax_j" in text))
         blocks |= "network(" in text or "outer(" in text
-        if "outer(" in text or ("softmax_j" in text and re.search(r"\be\d", text)):
+        if "outer(" in text:
+            tensors = _MATRIX
+        elif "softmax_j" in text and re.search(r"\be\d", text):
             tensors, blocks = _FEW, True
         attention |= "softmax_j" in text
     functions += derived * (_LOOPS if attention else _NORMALISATION)
-    return Work(functions, tensors, derived, _TRACE if traced or blocks else 0, generated)
+    overhead = _TRACE if traced or blocks else 0
+    return Work(functions, tensors, derived, overhead, generated, row_bytes)
 
 
 @lru_cache(maxsize=4096)
@@ -162,7 +170,7 @@ def fewest_edges(
     if found is None:
         return 0
     ahead = device != "cpu" and not compiled
-    return _fewest(found, work, row_bytes, new, gradient, compiled, ahead)
+    return _fewest(found, work, max(row_bytes, work.row_bytes), new, gradient, compiled, ahead)
 
 
 def size_reasons(edges: int | torch.SymInt, fewest: int, *, new: bool = False) -> list[str]:

@@ -38,6 +38,7 @@ class SparseTrace(Watch):
     """One accelerated call of a layer that multiplies: takes the products over."""
 
     watched = frozenset({torch.sparse.mm.__name__})
+    network_bytes = 0  # of networks on edges, as of other traces
 
     def see(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Handle a torch function."""
