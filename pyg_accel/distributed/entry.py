@@ -24,6 +24,7 @@ from pyg_accel.errors import NotDistributable
 from pyg_accel.graph.derived import find, keep
 from pyg_accel.graph.memo import remembered
 from pyg_accel.patching import hetero, layers, propagate, relations
+from pyg_accel.patching.running import running as patching
 from pyg_accel.record.recorder import perform, running_recorder
 from pyg_accel.runtime.cache import Snapshot
 
@@ -103,7 +104,7 @@ def layer(self: MessagePassing, *args: Any, **kwargs: Any) -> Any:
     Edges that the layer derives from others get their halo. There is no check whether the graph is
     large enough to accelerate: all ranks have to take part in collectives.
     """
-    if RUNNING.wire is None:
+    if RUNNING.wire is None or self in patching.transforms:
         return layers.layer(self, *args, **kwargs)
     if RUNNING.layer is not None:
         return layers.hooked(self, *args, **kwargs)

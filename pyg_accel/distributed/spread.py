@@ -18,11 +18,10 @@ from pyg_accel.distributed.folder import Stored
 from pyg_accel.distributed.model import Distributed
 from pyg_accel.distributed.norms import NORMS
 from pyg_accel.distributed.partitioners import method_reasons
-from pyg_accel.distributed.products import LOOKUP
+from pyg_accel.distributed.products import ProductHalos
 from pyg_accel.distributed.share import cut_data, partitions, read_data
 from pyg_accel.distributed.wire import Wire, agree
 from pyg_accel.errors import DistributedError, NotDistributable
-from pyg_accel.graph.halos import DISTRIBUTED, LOOKUPS
 from pyg_accel.patching.api import OverrideHandle
 
 __all__ = ["distribute"]
@@ -89,15 +88,9 @@ def distribute(
         share = cut_data(wire, data, types, rows, wire_dtype is not None)
     _prepare(model)
     result = Distributed(model, wire, types, rows, wrap)
-    DISTRIBUTED.add(result)
-    LOOKUPS.append(LOOKUP)
-    weakref.finalize(result, _leave, OverrideHandle(HOOKS))
+    hooks = HOOKS | {"halos": ProductHalos, "distributed": Distributed}
+    weakref.finalize(result, OverrideHandle(hooks).remove)
     return result, share
-
-
-def _leave(hooks: OverrideHandle) -> None:
-    hooks.remove()
-    LOOKUPS.remove(LOOKUP)
 
 
 def _prepare(model: torch.nn.Module) -> None:

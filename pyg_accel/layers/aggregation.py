@@ -15,10 +15,10 @@ from torch_geometric.nn.aggr import MeanAggregation, SumAggregation
 
 from pyg_accel import ops
 from pyg_accel.graph import CBSR, Graph
-from pyg_accel.graph.halos import LOOKUPS, Halos
 from pyg_accel.graph.matrices import graph_of_matrix, is_sparse_matrix, values_of
 from pyg_accel.layers.activation import dense_maxk, maxk
 from pyg_accel.ops.csr import CompiledGraph, graph_of
+from pyg_accel.patching.api import installed
 from pyg_accel.patching.gate import Call, enter
 from pyg_accel.patching.reasons import device_of, forced
 from pyg_accel.record.recorder import perform, running_recorder
@@ -43,8 +43,10 @@ __all__ = [
 Features = Tensor | CBSR
 
 
-def _halos_of(edge_index: Any) -> Halos | None:
-    return LOOKUPS[0].of_edges(edge_index) if LOOKUPS else None
+def _halos_of(edge_index: Any) -> Any:
+    """Return the halos of edges in a distributed model; None outside of one."""
+    halos = installed.get("halos")
+    return None if halos is None else halos.of_edges(edge_index)
 
 
 # By the class of ``aggr_module``, which users may replace without changing ``aggr``.

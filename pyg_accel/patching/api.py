@@ -22,7 +22,7 @@ from pyg_accel.patching import (
 from pyg_accel.patching.reductions import aggregate
 from pyg_accel.settings import settings
 
-__all__ = ["OverrideHandle", "PatchHandle", "patch", "patched", "unpatch"]
+__all__ = ["OverrideHandle", "PatchHandle", "installed", "patch", "patched", "unpatch"]
 
 _HOOKS: dict[str, Callable[..., Any]] = {
     "call": propagate.call,
@@ -46,20 +46,20 @@ _HOOKS: dict[str, Callable[..., Any]] = {
 # Threads may enter and leave patched() at once: what is counted must agree with what is installed.
 _lock = threading.RLock()
 _handles: "list[OverrideHandle]" = []
-_installed: dict[str, Callable[..., Any]] = {}
+installed: dict[str, Any] = {}  # hooks by name; this package asks for those of distributed models
 
 
 def _install() -> None:
     """Install the hooks of all handles, unless they are; without a handle there are none."""
-    global _installed
     hooks = dict(_HOOKS) if _handles else {}
     for handle in _handles:
         hooks |= handle.hooks
-    if hooks != _installed:
+    if hooks != installed:
         overrides.uninstall()
         if hooks:
             overrides.install(hooks)
-        _installed = hooks
+        installed.clear()
+        installed.update(hooks)
 
 
 class OverrideHandle:
@@ -73,6 +73,8 @@ class OverrideHandle:
     """
 
     def __init__(self, hooks: dict[str, Callable[..., Any]]) -> None:
+        settings.changed()  # raises where a variable is wrong
+        fast_backend_reasons("cpu")  # loads the backends now, not in a call that is recorded
         self.hooks = hooks
         with _lock:
             _handles.append(self)
@@ -100,8 +102,6 @@ class PatchHandle(OverrideHandle):
         self._modules = (
             None if model is None else [m for m in model.modules() if isinstance(m, MessagePassing)]
         )
-        settings.changed()  # raises where a variable is wrong
-        fast_backend_reasons("cpu")  # loads the backends now: the first call is slow enough
         super().__init__({})
 
     def _switch(self, by: int) -> None:

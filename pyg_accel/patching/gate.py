@@ -37,7 +37,7 @@ from pyg_accel.runtime.module_state import PROGRAMS, ModuleState, modules_in
 from pyg_accel.runtime.report import record
 from pyg_accel.settings import settings
 
-__all__ = ["NOTHING", "Call", "by_program", "enter", "too_small"]
+__all__ = ["NOTHING", "Call", "by_program", "enter", "leave", "too_small"]
 
 NOTHING = object()
 _seen: "weakref.WeakKeyDictionary[object, GraphHistory]" = weakref.WeakKeyDictionary()  # by owners
@@ -57,6 +57,11 @@ class Call(NamedTuple):
     owner: Module | None
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        """The name that the report shows."""
+        return self.original.__name__ if self.owner is None else type(self.owner).__name__
 
     def stock(self) -> Any:
         """Make the call as PyG does."""
@@ -89,15 +94,22 @@ def by_program(
     leaves: tuple[Tensor, ...] | None
     adopted = False
     known: Any = None
+    transforms = running.transforms
+    transform = transforms.get(layer) if transforms and name == "call" else None
     while True:
-        known = vars(layer).get(PROGRAMS)
-        known = None if known is None else known.get(name)
-        if known is not None and known.layer is not layer:
-            known = None  # a copy that shares the attributes
-        if known is not None and known.switched != switches.changes:
-            if not is_active(layer):
+        if transform is not None:
+            known = transform.programs(args, kwargs)
+            if known is None:
                 return NOTHING
-            known.switched = switches.changes
+        else:
+            known = vars(layer).get(PROGRAMS)
+            known = None if known is None else known.get(name)
+            if known is not None and known.layer is not layer:
+                known = None  # a copy that shares the attributes
+            if known is not None and known.switched != switches.changes:
+                if not is_active(layer):
+                    return NOTHING
+                known.switched = switches.changes
         for program in () if known is None else known.programs:
             leaves, state = program.admit(args, kwargs), program.state
             if leaves is None:
@@ -126,7 +138,7 @@ def by_program(
             ):
                 break
         else:
-            if adopted or not programs.adopt(layer, name, args, kwargs, now or context()):
+            if adopted or not programs.adopt(known, layer, name, args, kwargs, now or context()):
                 return NOTHING
             adopted = True
             continue
@@ -134,6 +146,8 @@ def by_program(
     if saved_tensors_are_hooked():  # a checkpoint expects the same of a call made again
         return NOTHING
     assert leaves is not None
+    if transform is not None:
+        program = transform.revised(known, program, leaves)
     program.state.used = True
     before = None
     if program.state.verified:
@@ -144,6 +158,8 @@ def by_program(
         derived = program.find(leaves)
         if derived is None:
             derived = program.derive(leaves)
+        else:
+            program.state.unseen = 0
         out = program.finish(leaves, derived)
     except (Unexpected, IndexError, ValueError):
         return NOTHING  # sizes that do not agree, which PyG explains
@@ -179,7 +195,6 @@ def enter(
         counts: the report lists the call if it is PyG's too.
     """
     reasons, state, owner = list(reasons), None, call.owner
-    name = call.original.__name__ if owner is None else type(owner).__name__
     if not reasons:
         if traced or settings.verify:
             with torch._C.DisableTorchFunction():
@@ -206,12 +221,17 @@ def enter(
             if not (recording.note(formulas, backends, row_bytes) and text):
                 why = "" if text else "no reduction that could be fused"
                 backend = ("+".join(backends) or "deferred") if text else "PyG"
-                record(name, text, backend, why, seconds)
+                record(call.name, text, backend, why, seconds)
             return out
+    return leave(call, reasons, counts=counts)
+
+
+def leave(call: Call, reasons: Iterable[str], *, counts: bool = True) -> Any:
+    """Make a call as PyG does, and let the report say why."""
     start = perf_counter()
     out = call.stock()
     if counts:
-        record(name, "", "PyG", "; ".join(reasons), perf_counter() - start)
+        record(call.name, "", "PyG", "; ".join(reasons), perf_counter() - start)
     return out
 
 

@@ -18,7 +18,7 @@ from pyg_accel.patching.running import running
 from pyg_accel.patching.self_loops import native
 from pyg_accel.record.recorder import perform, running_recorder
 
-__all__ = ["OF_EVERY_MODULE", "hooked", "layer", "memoise"]
+__all__ = ["OF_EVERY_MODULE", "forward_of", "hooked", "layer", "memoise"]
 
 OF_EVERY_MODULE = frozenset(vars(Module()))
 # What torch's and PyG's constructors set, and no forward pass changes. Not from an instance: the
@@ -32,7 +32,7 @@ def layer(self: MessagePassing, *args: Any, **kwargs: Any) -> Any:
     There results are remembered, only there: a user who calls what makes them may change them.
     """
     if not is_dynamo_compiling():
-        out = gate.by_program(self, "call", _forward_of, args, kwargs)
+        out = gate.by_program(self, "call", forward_of, args, kwargs)
         if out is not gate.NOTHING:
             return out
     return hooked(self, *args, **kwargs)
@@ -40,8 +40,12 @@ def layer(self: MessagePassing, *args: Any, **kwargs: Any) -> Any:
 
 def hooked(self: MessagePassing, *args: Any, **kwargs: Any) -> Any:
     """Stand in for the same where the layer has no program: the hooks inside of it run."""
-    if torch_records() or not is_active(self):
-        return _forward_of(self, *args, **kwargs)
+    if torch_records():
+        return forward_of(self, *args, **kwargs)
+    if (transform := running.transforms.get(self)) is not None:
+        return transform.record(args, kwargs)
+    if not is_active(self):
+        return forward_of(self, *args, **kwargs)
     if not running.stock:
         return _remembering(self, args, kwargs)
     running.stock = False  # a part of another layer's call, with a graph of its own
@@ -56,15 +60,16 @@ def _remembering(self: MessagePassing, args: tuple[Any, ...], kwargs: dict[str, 
     before = memo.running.begin()
     try:
         if running_recorder.recorder is None:
-            out = recording.recorded(self, "call", _forward_of, args, kwargs)
+            out = recording.recorded(self, "call", forward_of, args, kwargs)
         else:
-            out = _forward_of(self, *args, **kwargs)
+            out = forward_of(self, *args, **kwargs)
     finally:
         lent = memo.running.end(before)
     return _left(self, out, lent) if lent else out
 
 
-def _forward_of(self: MessagePassing, *args: Any, **kwargs: Any) -> Any:
+def forward_of(self: MessagePassing, *args: Any, **kwargs: Any) -> Any:
+    """Run the forward of a layer and its hooks, as torch does."""
     return super(MessagePassing, self)._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
 
 
@@ -99,7 +104,7 @@ def _remembered(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 # After a graph break Dynamo would make graphs that begin here, and find itself in all of them.
-for _function in (layer, hooked, _remembering, _forward_of, memoise, is_active, torch_records,
+for _function in (layer, hooked, _remembering, forward_of, memoise, is_active, torch_records,
                   transform_reasons, type(memo.running).begin, type(memo.running).end,
                   type(memo.running).call):  # fmt: skip
     skip_code(_function.__code__)

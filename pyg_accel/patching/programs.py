@@ -10,20 +10,18 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from torch import Tensor
 from torch.nn import Module
 
 from pyg_accel.graph.derived import GraphHistory
-from pyg_accel.patching.context import context
 from pyg_accel.record.code import is_library, module_of
-from pyg_accel.record.guard import NotComparable, Reads, unchanged
+from pyg_accel.record.guard import NotComparable, Reads
 from pyg_accel.record.program import LayerProgram, State
 from pyg_accel.record.recorder import running_recorder
 from pyg_accel.runtime.module_state import PROGRAMS
-from pyg_accel.runtime.report import Row
+from pyg_accel.runtime.report import Row, row_of
 
 __all__ = [
-    "FAILURES", "OfClass", "Programs", "Sizes", "adopt", "find", "forget", "is_users",
+    "FAILURES", "OfClass", "Programs", "Sizes", "adopt", "forget", "is_users",
     "matching", "overwrites", "own", "programs_of", "why",
 ]  # fmt: skip
 
@@ -54,6 +52,11 @@ class Sizes(NamedTuple):
     row: Row
     row_few: Row
     row_new: Row
+
+    def of_any_size(self, formulas: str) -> "Sizes":
+        """Return the same for a program of other formulas that makes all calls."""
+        row = row_of(self.row.layer, formulas, self.row.backend, "")
+        return self._replace(fewest=0, fewest_new=0, row=row)
 
 
 class OfClass:
@@ -148,6 +151,11 @@ class Programs:
         self.of_class.failures = dict.fromkeys(range(FAILURES), (reason, 0, 0))
         self.of_class.reason = reason
 
+    def store(self, program: LayerProgram, instead: LayerProgram | None = None) -> None:
+        """Add a program as the latest, for all layers of the class."""
+        self.of_class.add(program, instead)
+        self.insert(program, instead)
+
     def insert(self, program: LayerProgram, instead: LayerProgram | None = None) -> None:
         """Add a program as the latest."""
         others = [p for p in self.programs if p is not instead and p.state is not program.state]
@@ -235,14 +243,18 @@ def is_users(layer: Module) -> bool:
 
 
 def adopt(
-    layer: Module, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], now: tuple[Any, ...]
+    programs: Programs | None,
+    layer: Module,
+    name: str,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    now: tuple[Any, ...],
 ) -> bool:
     """Give a layer a program for a call that it has not made, or not with what it has now.
 
     It was recorded for another layer of the class, or for this one with equal values; False if
     there is none.
     """
-    programs = own(layer, name)
     if programs is None:
         of_class = vars(type(layer)).get(PROGRAMS)
         if type(of_class) is not Owned or name not in of_class:
@@ -279,24 +291,3 @@ def matching(programs: Programs, now: tuple[Any, ...]) -> Iterator[LayerProgram]
             else:
                 mine.guard.take(walk)
             yield mine
-
-
-def find(
-    known: Programs, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[LayerProgram, tuple[Tensor, ...]] | None:
-    """Return the program that a call fits, and the tensors among its arguments.
-
-    Args:
-        known: programs of the layer.
-        args: of the call.
-        kwargs: of the call.
-    """
-    now = context()
-    for program in known.programs:
-        leaves, guard = program.admit(args, kwargs), program.guard
-        if leaves is not None and program.context == now:
-            if not guard.apart(map(id, leaves)):
-                continue
-            if unchanged(guard.compared) or guard.renew():
-                return program, leaves
-    return None

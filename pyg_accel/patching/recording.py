@@ -46,7 +46,7 @@ from pyg_accel.runtime.report import record as count
 from pyg_accel.runtime.report import row_of
 from pyg_accel.settings import settings
 
-__all__ = ["Attempt", "attempt", "note", "recorded", "verifies"]
+__all__ = ["Attempt", "attempt", "held", "note", "recorded", "verifies"]
 
 # The methods that a call begins with.
 _ENTRIES = {
@@ -84,12 +84,16 @@ class Attempt(NamedTuple):
         program: of the call; None if there is none.
         formulas: for the report; empty if nothing was accelerated.
         backends: for the report.
+        alike: the program of calls of other sizes that the program replaces.
+        kind: of the call, by which records that came to nothing are noted.
     """
 
     out: Any
     program: LayerProgram | None = None
     formulas: str = ""
     backends: str = ""
+    alike: LayerProgram | None = None
+    kind: Any = None
 
 
 class _Running(threading.local):
@@ -133,6 +137,7 @@ def recorded(
     if verifies() and made.formulas:
         verify(stock, layer, args, kwargs, made.out, state)
     if made.program is not None:
+        known.store(made.program, made.alike)
         leaves = made.program.signature.leaves(args, kwargs)
         sizes = made.program.state.sizes
         graph = leaves[sizes.graph]
@@ -161,7 +166,8 @@ def attempt(
     """Make a call and record it, or return why that is not tried; then the call was not made.
 
     Args:
-        known: programs of the layer; a new one is added, and a reason if there is none.
+        known: programs of the layer; the caller stores a new one. A reason is noted if there is
+            none.
         layer: whose call it is.
         name: as of :func:`why`.
         make: makes the call of the layer.
@@ -179,7 +185,7 @@ def attempt(
         kind = _structure(layer), signature.key, now
         if reason := known.of_class.refusal(kind):
             return reason
-        alike = next((p for p in (*_held(known, now), *matching(known, now))
+        alike = next((p for p in (*held(known, now), *matching(known, now))
                       if p.signature.is_like(signature)), None)  # fmt: skip
         if alike is not None:
             signature = Signature(args, kwargs, alike.signature)
@@ -217,9 +223,7 @@ def attempt(
         any(tensor.is_cuda for tensor in signature.leaves(args, kwargs)), state,
     )  # fmt: skip
     state.sizes = _sizes_of(layer, program, signature.leaves(args, kwargs), seen)
-    known.of_class.add(program, alike)
-    known.insert(program, alike)
-    return made._replace(program=program)
+    return made._replace(program=program, alike=alike, kind=kind)
 
 
 def verifies() -> bool:
@@ -227,8 +231,8 @@ def verifies() -> bool:
     return settings.verify and in_force() is None and not forced.on
 
 
-def _held(known: Programs, now: tuple[Any, ...]) -> Iterator[LayerProgram]:
-    """Yield the programs of a layer of a context whose guards hold."""
+def held(known: Programs, now: tuple[Any, ...]) -> Iterator[LayerProgram]:
+    """Return the programs of a layer of a context whose guards hold."""
     return (p for p in known.programs if p.context == now and p.guard.holds())
 
 

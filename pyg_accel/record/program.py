@@ -39,9 +39,11 @@ class State:
         used: whether one has run.
         verified: whether PyG's results are compared with theirs.
         unseen: how many calls in a row had a new graph.
+        decided: what a transform has decided about them; None without one.
     """
 
     sizes: Any = None
+    decided: Any = None
     overwrites = True
     used = verified = False
     unseen = 0
@@ -55,7 +57,8 @@ class LayerProgram:
     """A recorded call of a layer, from its arguments to its result.
 
     Attributes:
-        graph: the torch functions and operators that it runs, as a :class:`torch.fx.Graph`.
+        graph: the torch functions and operators that were recorded, as a
+            :class:`torch.fx.Graph`; a transform lets others run.
         guard: everything else that it depends on, and the constants.
         signature: the arguments that it takes.
         context: modes of torch and settings, which are compared before it runs.
@@ -84,8 +87,8 @@ class LayerProgram:
     def __post_init__(self) -> None:
         """Compile the arguments and the graph."""
         self.admit = self.signature.compiled(self.guard.shared.reads.names)
-        self.constants = vars(self.guard.values)
-        self._compile()
+        self.constants: dict[Any, Any] = vars(self.guard.values)
+        self._compile(on_nodes(self.graph, self.constants) if self.by_nodes else self.graph)
 
     def of(self, guard: Guard) -> "LayerProgram":
         """Return the program of another layer of the class."""
@@ -94,16 +97,15 @@ class LayerProgram:
         other._bind()
         return other
 
-    def with_graph(self, graph: torch.fx.Graph, formulas: str) -> "LayerProgram":
-        """Return a program for the same calls that computes their results in another way."""
+    def transformed(self, graph: torch.fx.Graph, formulas: str) -> "LayerProgram":
+        """Return a program for the same calls, of any size, that runs another graph."""
         other = copy(self)
-        other.graph, other.formulas, other.state = graph, formulas, State(self.state.changes)
-        other.by_nodes = False
-        other._compile()
+        other.formulas, other.state = formulas, copy(self.state)
+        other.state.sizes = self.state.sizes.of_any_size(formulas)
+        other._compile(graph)
         return other
 
-    def _compile(self) -> None:
-        graph = on_nodes(self.graph, self.constants) if self.by_nodes else self.graph
+    def _compile(self, graph: torch.fx.Graph) -> None:
         self._parts = split(graph)
         self.writes = any(WRITES in node.meta for node in self.graph.nodes)
         self.derives = sum(_remembers(node) for node in graph.nodes)
@@ -135,6 +137,7 @@ class LayerProgram:
     def derive(self, leaves: tuple[Tensor, ...]) -> Any:
         """Compute and store the values that :meth:`find` returns."""
         assert self._parts is not None and self._derive is not None
+        self.state.unseen += 1
         derived = self._derive(*leaves)
         constants = map(self.constants.__getitem__, self._tensor_constants)
         owners = *map(leaves.__getitem__, self._parts.owners), *constants, self.state
@@ -148,12 +151,9 @@ class LayerProgram:
     def run(self, *leaves: Tensor) -> Any:
         """Run a call, given the tensors among its arguments."""
         derived = self.find(leaves)
-        self.state.unseen = 0 if derived is not None else self.state.unseen + 1
-        if derived is None:
-            derived = self.derive(leaves)
-        return self._rest(*leaves) if self._parts is None else self._rest(*leaves, derived)
+        return self.finish(leaves, self.derive(leaves) if derived is None else derived)
 
-    def agrees(self, graph: torch.fx.Graph, constants: dict[str, Any]) -> bool:
+    def agrees(self, graph: torch.fx.Graph, constants: dict[Any, Any]) -> bool:
         """Return whether another recording is equal to this one, except for sizes."""
         first, second = _without_sizes(self.graph), _without_sizes(graph)
         if len(first) != len(second):

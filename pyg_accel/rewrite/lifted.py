@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch_geometric.nn import MessagePassing
 
-from pyg_accel.rewrite.layer import RewrittenLayer
 from pyg_accel.rewrite.lift import NotLifted
+from pyg_accel.rewrite.optimized import OptimizedModel, rewritten_layers
 from pyg_accel.rewrite.prune import Associations
 from pyg_accel.rewrite.select import Options
 from pyg_accel.runtime.module_state import as_it_was
@@ -37,11 +37,12 @@ def associations(
     """
     if not example_inputs and not example_kwargs:
         example_inputs = _examples(conv)
-    layer = RewrittenLayer(conv, Options(train=train))
+    fast = OptimizedModel(conv, Options(train=train))
+    layer = rewritten_layers(fast)[""]
     try:
         with as_it_was(conv.modules()), uncounted(), torch.no_grad():
             for _ in range(2):  # a layer may store something in its first call
-                layer(*example_inputs, **example_kwargs)
+                fast(*example_inputs, **example_kwargs)
     except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise NotLifted(f"its code does not run on such arguments: {error}") from error
     if not layer.decisions:

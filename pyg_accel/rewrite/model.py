@@ -12,10 +12,9 @@ from torch_geometric.nn import MessagePassing
 from torch_geometric.nn.dense.linear import is_uninitialized_parameter as is_lazy
 
 from pyg_accel.errors import VerificationError
-from pyg_accel.graph.halos import DISTRIBUTED
+from pyg_accel.patching.api import installed
 from pyg_accel.rewrite.cost import CostModel
 from pyg_accel.rewrite.optimized import OptimizedModel, rewritten_layers
-from pyg_accel.rewrite.override import callers_noted
 from pyg_accel.rewrite.select import Choose, Options
 from pyg_accel.rewrite.tree import Tree
 from pyg_accel.rewrite.verify import differences, evaluated
@@ -78,7 +77,7 @@ def optimize(
         raise ValueError(f"expected 'model' to be a torch.nn.Module (got {model!r})")
     if isinstance(model, OptimizedModel):
         model = model._original
-    if any(m in DISTRIBUTED for m in model.modules()):
+    if any(isinstance(m, installed.get("distributed", ())) for m in model.modules()):
         raise ValueError("expected a model before distribute(): optimize() it, then distribute it")
     if not any(isinstance(m, MessagePassing) for m in model.modules()):
         raise ValueError(f"{type(model).__name__} has no message passing layer to rewrite")
@@ -88,17 +87,18 @@ def optimize(
         evaluated(model, example_inputs, example_kwargs)
     options = Options(train=train, choose=choose, cost=cost, price_all=price_all)
     fast = OptimizedModel(model, options, static)
+    layers = rewritten_layers(fast).values()
+    for layer in layers:
+        layer.notes_calls = True
     try:
-        with callers_noted() as callers:
-            evaluated(fast, example_inputs, example_kwargs, learning=train)
+        evaluated(fast, example_inputs, example_kwargs, learning=train)
     except AssertionError as error:
         if str(error):
             raise
         asserted = extract_tb(error.__traceback__)[-1].line  # PyG's own have no text
         raise ValueError(f"the examples do not fit {type(model).__name__}: {asserted}") from error
-    layers = rewritten_layers(fast).values()
     for layer in layers:
-        layer.calls = tuple(callers.get(layer.conv, ()))
+        layer.notes_calls = False
     decisions = [d for layer in layers for d in layer.decisions]
     if static and not any(decision.assumed.static & {"X", "Y"} for decision in decisions):
         warnings.warn(

@@ -1,17 +1,18 @@
-"""The result of ``optimize()``: it calls the model, whose layers then run rewritten programs."""
+"""The result of ``optimize()``: it calls the model, whose layers then run changed programs."""
 
 import functools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from inspect import signature
 from typing import Any
 
 import torch
+from torch.compiler import is_dynamo_compiling
 from torch_geometric.nn import MessagePassing
 
-from pyg_accel.graph.halos import LOOKUPS
-from pyg_accel.rewrite.layer import RewrittenLayer
-from pyg_accel.rewrite.override import RUNNING, Runners, install, uninstall
+from pyg_accel.patching.api import OverrideHandle, installed
+from pyg_accel.patching.running import Transform, running
+from pyg_accel.rewrite.layer import Reassociation
 from pyg_accel.rewrite.select import Options
 from pyg_accel.runtime.wrapper import ModelWrapper
 
@@ -39,15 +40,14 @@ class OptimizedModel(ModelWrapper):
         static: tuple[str, ...] = (),
     ) -> None:
         """Share the attributes of the model."""
-        layers = _runners(model, options)
+        layers = _transforms(model, options)
         super().__init__(model, _opt_layers=layers, _opt_options=options, _opt_static=static,
                          forward=_forward(model, layers, static))  # fmt: skip
         # torch.fx, and with it to_hetero(), reads the forward of the class: that of the model.
         if reads := getattr(type(model), "forward", None):
             cls = type("OptimizedModel", (OptimizedModel,), {"forward": reads})
             object.__setattr__(self, "__class__", cls)
-        install()
-        weakref.finalize(self, uninstall)
+        weakref.finalize(self, OverrideHandle({}).remove)
 
     def __prepare_scriptable__(self) -> torch.nn.Module:
         """Let TorchScript compile the model: it does not run Python, which chooses the orders."""
@@ -65,30 +65,30 @@ class OptimizedModel(ModelWrapper):
         return OptimizedModel(*self._made_of())
 
 
-def rewritten_layers(fast: OptimizedModel) -> dict[str, RewrittenLayer]:
-    """Return what runs the layers of an optimised model, by path."""
-    runners = {path: fast._opt_layers.get(module) for path, module in fast.named_modules()}
-    return {path: layer for path, layer in runners.items() if isinstance(layer, RewrittenLayer)}
+def rewritten_layers(fast: OptimizedModel) -> dict[str, Reassociation]:
+    """Return the transforms of the layers of an optimised model, by path."""
+    layers = fast._opt_layers
+    return {path: layers[module] for path, module in fast.named_modules() if module in layers}
 
 
-def _runners(model: torch.nn.Module, options: Options) -> Runners:
-    """Return what is called in place of each layer; layers inside of layers run as they are."""
-    runners: dict[torch.nn.Module, Callable[..., Any]] = {}
+def _transforms(model: torch.nn.Module, options: Options) -> dict[torch.nn.Module, Reassociation]:
+    """Return the transform of each layer; layers inside of layers run as they are."""
+    transforms: dict[torch.nn.Module, Reassociation] = {}
     todo = [model]
     for module in todo:  # as it grows
         if isinstance(module, MessagePassing):
-            runners.setdefault(module, RewrittenLayer(module, options))
+            transforms.setdefault(module, Reassociation(module, options))
         elif isinstance(module, OptimizedModel):
-            runners.update(module._opt_layers)
+            transforms.update(module._opt_layers)
         else:
             todo += module.children()
-    return runners
+    return transforms
 
 
 def _forward(
-    model: torch.nn.Module, layers: Runners, static: tuple[str, ...]
+    model: torch.nn.Module, layers: Mapping[torch.nn.Module, Transform], static: tuple[str, ...]
 ) -> Callable[..., Any]:
-    """Return a ``forward`` with the signature of the model's that replaces its layers."""
+    """Return a ``forward`` with the signature of the model's that transforms its layers."""
 
     def static_tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         arguments = signature(model.forward).bind_partial(*args, **kwargs).arguments
@@ -97,14 +97,14 @@ def _forward(
 
     @functools.wraps(model.forward)
     def forward(*args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() and not LOOKUPS:
+        if is_dynamo_compiling() and "halos" not in installed:
             return model(*args, **kwargs)  # compile the layers as they are
-        before = RUNNING.layers, RUNNING.static
-        RUNNING.layers = layers
-        RUNNING.static = static_tensors(args, kwargs) if static else ()
+        before = running.transforms, running.static
+        running.transforms = layers
+        running.static = static_tensors(args, kwargs) if static else ()
         try:
             return model(*args, **kwargs)
         finally:
-            RUNNING.layers, RUNNING.static = before
+            running.transforms, running.static = before
 
     return forward

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from pyg_accel.rewrite.ir import Leaf, is_ones, leaves_of
-from pyg_accel.rewrite.layer import RewrittenLayer
+from pyg_accel.rewrite.layer import Reassociation
 from pyg_accel.rewrite.model import optimize
 from pyg_accel.rewrite.optimized import OptimizedModel, rewritten_layers
 from pyg_accel.rewrite.select import Decision
@@ -168,8 +168,8 @@ def plan_of(fast: OptimizedModel) -> ModelPlan:
     return ModelPlan(type(fast._original).__name__, fast._opt_options.train, layers)
 
 
-def _layer(path: str, layer: RewrittenLayer) -> LayerPlan:
-    calls = layer.calls if path else ()  # the model itself is called by the wrapper
+def _layer(path: str, layer: Reassociation) -> LayerPlan:
+    calls = tuple(layer.calls) if path else ()  # the model itself is called by the wrapper
     reasons = tuple(layer.reasons) or (() if layer.decisions else ("it was not called",))
     empty = LayerPlan(path, type(layer.conv).__name__, "", {}, (), "", "", reasons, calls)
     if not layer.decisions:

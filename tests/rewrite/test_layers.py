@@ -7,7 +7,7 @@ from torch_geometric import nn
 
 from pyg_accel import layers
 from pyg_accel.rewrite import associations
-from pyg_accel.rewrite.layer import RewrittenLayer
+from pyg_accel.rewrite.optimized import OptimizedModel, rewritten_layers
 from pyg_accel.rewrite.select import Options
 
 SOURCES, TARGETS, EDGES = 40, 40, 260
@@ -61,11 +61,14 @@ def check(conv, *args, trees=None, promoted=None):
         assert (len(found.all), len(found.promoted)) == (trees, promoted)
     parameters = list(conv.parameters())
     expected = run(conv, args, parameters)
-    priced = RewrittenLayer(conv, Options(train=True, price_all=True))
+    priced = OptimizedModel(conv, Options(train=True, price_all=True))
     run(priced, args, parameters)
-    assert all(seconds > 0 for seconds in priced.decisions[-1].choice.seconds.values())
+    assert all(
+        seconds > 0
+        for seconds in rewritten_layers(priced)[""].decisions[-1].choice.seconds.values()
+    )
     for tree in found.all:
-        layer = RewrittenLayer(conv, Options(train=True, choose=tree))
+        layer = OptimizedModel(conv, Options(train=True, choose=tree))
         for _ in range(2):  # what is kept for the graph is used the second time
             for mine, theirs in zip(run(layer, args, parameters), expected, strict=True):
                 if theirs is None:
@@ -73,8 +76,8 @@ def check(conv, *args, trees=None, promoted=None):
                     continue
                 scale = max(largest(theirs), 1.0)  # some are zero but for rounding
                 assert largest(mine - theirs) <= 1e-11 * scale, str(tree)
-        assert not layer.reasons
-        assert str(layer.decisions[-1].choice.tree) == str(tree)
+        assert not rewritten_layers(layer)[""].reasons
+        assert str(rewritten_layers(layer)[""].decisions[-1].choice.tree) == str(tree)
 
 
 @pytest.mark.parametrize(
@@ -140,11 +143,12 @@ def test_graph_conv(aggr, learned):
 )
 def test_unsupported_layers_run_unchanged_and_say_why(conv, args, reason):
     conv = conv.double()
-    layer = RewrittenLayer(conv, Options())
+    layer = OptimizedModel(conv, Options())
     x, edge_index = features(), graph()
     for _ in range(2):
         torch.testing.assert_close(layer(x, edge_index, *args), conv(x, edge_index, *args))
-    assert layer.reasons and all(reason in text for text in [*layer.reasons][:1])
+    found = rewritten_layers(layer)[""]
+    assert found.reasons and all(reason in text for text in [*found.reasons][:1])
 
 
 class Doubled(nn.GCNConv):
@@ -228,10 +232,12 @@ def test_the_bill_of_maxk_has_its_primitives():
 @pytest.mark.parametrize("relations", [3, 40])
 def test_relations_are_one_operator_and_no_product(relations):
     conv, edge_type = nn.RGCNConv(6, 4, relations), torch.randint(relations, (EDGES,))
-    layer, x, edge_index = RewrittenLayer(conv, Options()), features().float(), graph()
+    layer, x, edge_index = OptimizedModel(conv, Options()), features().float(), graph()
     for _ in range(2):
         torch.testing.assert_close(layer(x, edge_index, edge_type), conv(x, edge_index, edge_type))
-    assert list(layer.reasons) == ["RGCNConv has no sum of messages that is a product"]
+    assert list(rewritten_layers(layer)[""].reasons) == [
+        "RGCNConv has no sum of messages that is a product"
+    ]
 
 
 @pytest.mark.parametrize("layer", [nn.GATConv, nn.GATv2Conv, nn.TransformerConv])
@@ -277,10 +283,10 @@ def test_a_layer_caches_the_result_of_its_first_call(make):
     args, later = (features(), graph(), weights()), (features(), graph())
     conv.reset_parameters()
     other.load_state_dict(conv.state_dict())
-    layer = RewrittenLayer(conv, Options())
+    layer = OptimizedModel(conv, Options())
     for given in (args, later, later):
         torch.testing.assert_close(layer(*given), other(*given))
-    assert layer.decisions
+    assert rewritten_layers(layer)[""].decisions
     torch.testing.assert_close(conv._cached_edge_index, other._cached_edge_index)
 
 
@@ -300,7 +306,7 @@ def test_other_attention_has_the_same_choice(layer):
 
 def test_dropout_of_attention_follows_the_mode():
     conv = nn.GATConv(6, 4, dropout=0.5).double()
-    layer = RewrittenLayer(conv, Options())
+    layer = OptimizedModel(conv, Options())
     x, edge_index = features(), graph()
     torch.testing.assert_close(layer.eval()(x, edge_index), conv.eval()(x, edge_index))
     outs = [layer.train()(x, edge_index) for _ in range(2)]
@@ -321,7 +327,7 @@ def test_graphs_without_edges_or_nodes(make, nodes):
 @pytest.mark.parametrize("layer", [nn.GATConv, nn.GATv2Conv])
 def test_attention_without_edges_or_nodes(layer, nodes):
     conv, x, edge_index = layer(6, 4, heads=2), torch.randn(nodes, 6), torch.empty(2, 0).long()
-    fast = RewrittenLayer(conv, Options())
+    fast = OptimizedModel(conv, Options())
     for _ in range(2):
         torch.testing.assert_close(fast(x, edge_index), conv(x, edge_index))
 
@@ -330,5 +336,5 @@ def test_attention_without_edges_or_nodes(layer, nodes):
 def test_attention_on_a_ring_which_has_as_many_edges_as_nodes(conv):
     layer, node = conv(8, 4, heads=3), torch.arange(20)
     edge_index, x = torch.stack([node, (node + 1) % 20]), torch.randn(20, 8)
-    fast = RewrittenLayer(layer, Options(train=True))
+    fast = OptimizedModel(layer, Options(train=True))
     torch.testing.assert_close(fast(x, edge_index), layer(x, edge_index))

@@ -8,7 +8,7 @@ from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.utils import degree, softmax
 
 from pyg_accel.rewrite import NotLifted, associations
-from pyg_accel.rewrite.layer import RewrittenLayer
+from pyg_accel.rewrite.optimized import OptimizedModel, rewritten_layers
 from pyg_accel.rewrite.select import Options
 
 N, E = 7, 18
@@ -146,7 +146,7 @@ def test_programs_give_the_results_of_the_layer(make):
     except NotLifted:
         trees = (None,)
     for tree in trees[:: max(1, len(trees) // 12)]:
-        layer = RewrittenLayer(conv, Options(train=True, choose=tree))
+        layer = OptimizedModel(conv, Options(train=True, choose=tree))
         for _ in range(3):
             for mine, theirs in zip(outcome(layer, x, edge_index),
                                     outcome(conv, x, edge_index), strict=True):  # fmt: skip
@@ -160,7 +160,7 @@ def test_a_new_graph_in_each_call_is_decided_for_once():
         def forward(self, x, edge_index):
             return self.propagate(edge_index, x=self.lin(x))
 
-    layer = RewrittenLayer(Plain(), Options())
+    layer = OptimizedModel(Plain(), Options())
     for _ in range(20):
         layer(torch.randn(N, 5), torch.randint(N, (2, E)))
-    assert len(layer.decisions) <= 3
+    assert len(rewritten_layers(layer)[""].decisions) <= 3

@@ -15,7 +15,7 @@ from torch_geometric.utils import degree
 from pyg_accel import optimize, plan
 from pyg_accel.layers import to_maxk
 from pyg_accel.rewrite import NotLifted, associations
-from pyg_accel.rewrite.layer import RewrittenLayer
+from pyg_accel.rewrite.optimized import OptimizedModel, rewritten_layers
 from pyg_accel.rewrite.select import Options
 
 N, E = 40, 300
@@ -140,14 +140,14 @@ def test_every_tree_of_a_recorded_layer_gives_its_result(make):
     assert len(trees) > 1
     expected = outcome(conv, *args)
     for tree in trees[:: max(1, len(trees) // 24)]:
-        layer = RewrittenLayer(conv, Options(train=True, choose=tree))
+        layer = OptimizedModel(conv, Options(train=True, choose=tree))
         for _ in range(2):
             for mine, theirs in zip(outcome(layer, *args), expected, strict=True):
                 assert (mine is None) == (theirs is None)
                 if mine is not None:
                     torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-9)
-        assert not layer.reasons
-        assert layer.decisions
+        assert not rewritten_layers(layer)[""].reasons
+        assert rewritten_layers(layer)[""].decisions
 
 
 @pytest.mark.parametrize("make", LAYERS)
@@ -155,7 +155,7 @@ def test_every_tree_of_a_recorded_layer_gives_its_result(make):
 def test_precisions_are_those_of_the_layer(make, dtype):
     conv, args = make(), inputs()
     args = [t.float() if t.is_floating_point() else t for t in args]
-    layer = RewrittenLayer(conv, Options())
+    layer = OptimizedModel(conv, Options())
     with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
         mine, theirs = layer(*args), conv(*args)
     tolerance = 1e-4 if dtype == torch.float32 else 0.1
@@ -196,7 +196,7 @@ class Stays(Overwrites):
 @pytest.mark.parametrize("make", [Overwrites, Stays])
 def test_features_that_are_overwritten_are_read_before(make):
     conv, args = make().double(), inputs()
-    layer = RewrittenLayer(conv, Options(train=True))
+    layer = OptimizedModel(conv, Options(train=True))
     for _ in range(2):
         with torch.no_grad():
             torch.testing.assert_close(layer(*args), conv(*args), rtol=1e-9, atol=1e-9)
@@ -224,36 +224,38 @@ def test_layers_of_pyg_without_a_rule_take_part_where_they_are_linear():
 
 def test_arguments_may_have_any_names():
     conv, (x, edge_index, weight) = Renamed().double(), inputs()
-    layer = RewrittenLayer(conv, Options(train=True))
+    layer = OptimizedModel(conv, Options(train=True))
     args = edge_index, x, weight
     torch.testing.assert_close(layer(*args), conv(*args))
-    assert layer.decisions and not layer.reasons
+    found = rewritten_layers(layer)[""]
+    assert found.decisions and not found.reasons
 
 
 def test_differences_are_computed_per_edge():
     conv, args = Difference().double(), inputs()
-    layer = RewrittenLayer(conv, Options())
+    layer = OptimizedModel(conv, Options())
     torch.testing.assert_close(layer(*args), conv(*args))
-    assert "is not linear" in next(iter(layer.reasons)) and not layer.decisions
+    found = rewritten_layers(layer)[""]
+    assert "is not linear" in next(iter(found.reasons)) and not found.decisions
 
 
 def test_sizes_and_values_may_change_between_calls():
     conv, args = Normalised().double(), inputs()
-    layer = RewrittenLayer(conv, Options())
+    layer = OptimizedModel(conv, Options())
     for rows in (N, N + 30, 7):
         x, edge_index = torch.randn(rows, 6).double(), torch.randint(rows, (2, 5 * rows))
         torch.testing.assert_close(layer(x, edge_index, None), conv(x, edge_index, None))
         with torch.no_grad():
             conv.scale.mul_(2)
-    assert layer(*args) is not None and not layer.reasons
+    assert layer(*args) is not None and not rewritten_layers(layer)[""].reasons
 
 
 @pytest.mark.parametrize("loops", [False, True])
 def test_attention_recorded_on_a_graph_of_one_edge_serves_other_graphs(loops):
     """The row of a parameter is then one for each edge, and one for all of them."""
     conv = GATv2Conv(6, 4, heads=2, add_self_loops=loops).double()
-    layer = RewrittenLayer(conv, Options())
+    layer = OptimizedModel(conv, Options())
     x = torch.randn(N, 6).double()
     for edge_index in (torch.tensor([[3], [5]]), torch.randint(N, (2, E))):
         torch.testing.assert_close(layer(x, edge_index), conv(x, edge_index))
-    assert layer.decisions
+    assert rewritten_layers(layer)[""].decisions

@@ -7,7 +7,7 @@ from torch_geometric import nn
 import pyg_accel
 from pyg_accel import layers
 from pyg_accel.rewrite import associations, optimize
-from pyg_accel.rewrite.layer import RewrittenLayer
+from pyg_accel.rewrite.optimized import OptimizedModel
 from pyg_accel.rewrite.select import Options
 
 N, E, WIDTH = 60, 1500, 4
@@ -51,7 +51,7 @@ def test_every_tree_takes_the_sample_of_patched_layers(name, strategy, rescale):
     with pyg_accel.patched(), pyg_accel.sampled(WIDTH, strategy, rescale=rescale):
         right = conv(x, edge_index)
         for tree in found.all:
-            layer = RewrittenLayer(conv, Options(choose=tree))
+            layer = OptimizedModel(conv, Options(choose=tree))
             torch.testing.assert_close(layer(x, edge_index), right, msg=str(tree))
         assert not torch.allclose(right, exact) or name == "maxk"
     torch.testing.assert_close(layer(x, edge_index), exact)

@@ -14,7 +14,7 @@ from torch_geometric.utils import softmax
 
 from pyg_accel import optimize, plan
 from pyg_accel.rewrite import NotLifted, associations
-from pyg_accel.rewrite.layer import RewrittenLayer
+from pyg_accel.rewrite.optimized import OptimizedModel, rewritten_layers
 from pyg_accel.rewrite.select import Options
 
 N, E = 40, 300
@@ -115,10 +115,10 @@ def test_every_tree_gives_the_result_of_the_layer(make, columns, training):
     assert len(found.all) > 1
     expected = outcome(conv, x, edge_index, *args)
     for tree in found.all:
-        layer = RewrittenLayer(conv, Options(train=True, choose=tree))
+        layer = OptimizedModel(conv, Options(train=True, choose=tree))
         for mine, theirs in zip(outcome(layer, x, edge_index, *args), expected, strict=True):
             torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-10)
-        assert not layer.reasons
+        assert not rewritten_layers(layer)[""].reasons
 
 
 @pytest.mark.parametrize(
@@ -128,19 +128,20 @@ def test_every_tree_gives_the_result_of_the_layer(make, columns, training):
 )  # fmt: skip
 def test_others_are_left_alone(make, reason):
     conv, (x, edge_index) = make().double(), inputs()
-    layer = RewrittenLayer(conv, Options())
+    layer = OptimizedModel(conv, Options())
     torch.testing.assert_close(layer(x, edge_index), conv(x, edge_index))
-    assert reason in next(iter(layer.reasons))
+    assert reason in next(iter(rewritten_layers(layer)[""].reasons))
     torch.testing.assert_close(layer(x, edge_index), conv(x, edge_index))
 
 
 def test_a_graph_that_is_made_in_each_call_takes_part():
     conv, (x, edge_index) = Looped().double(), inputs()
-    layer = RewrittenLayer(conv, Options())
+    layer = OptimizedModel(conv, Options())
     for _ in range(3):
         torch.testing.assert_close(layer(x, edge_index), conv(x, edge_index))
         edge_index = edge_index.roll(1, 1)
-    assert layer.decisions and not layer.reasons
+    found = rewritten_layers(layer)[""]
+    assert found.decisions and not found.reasons
 
 
 class Gated(MessagePassing):
@@ -268,7 +269,7 @@ GLOBAL = 1.0
 def test_a_message_takes_its_branches_in_every_call(monkeypatch):
     conv, (x, edge_index) = Branching().double().eval(), inputs()
     weight = torch.rand(E, dtype=torch.float64)
-    layer = RewrittenLayer(conv, Options(train=True))
+    layer = OptimizedModel(conv, Options(train=True))
 
     def agrees():
         for args in ([], [weight]):
@@ -286,7 +287,7 @@ def test_a_message_takes_its_branches_in_every_call(monkeypatch):
     agrees()
     conv.train(), layer.train()
     agrees()
-    assert layer.decisions
+    assert rewritten_layers(layer)[""].decisions
 
 
 class Reversed(torch.autograd.Function):
@@ -366,14 +367,15 @@ class Again(Before):
 )
 def test_models_with_any_code_give_the_results_of_pyg(make):
     conv, (x, edge_index) = make().double(), inputs()
-    layer = RewrittenLayer(conv, Options(train=True))
+    layer = OptimizedModel(conv, Options(train=True))
     for _ in range(3):
         mine, theirs = outcome(layer, x, edge_index), outcome(conv, x, edge_index)
         for a, b in zip(mine, theirs, strict=True):
             assert (a is None) == (b is None)
             if a is not None:
                 torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
-    assert layer.decisions or layer.reasons
+    found = rewritten_layers(layer)[""]
+    assert found.decisions or found.reasons
 
 
 def test_a_product_is_computed_before_its_operands_are_written_to():
@@ -385,7 +387,7 @@ def test_a_product_is_computed_before_its_operands_are_written_to():
             return out
 
     conv, (x, edge_index) = Writes().double(), inputs()
-    layer, weight = RewrittenLayer(conv, Options()), torch.rand(E, dtype=torch.float64)
+    layer, weight = OptimizedModel(conv, Options()), torch.rand(E, dtype=torch.float64)
     with torch.no_grad():
         found = layer(x, edge_index, weight)
         torch.testing.assert_close(found, conv(x, edge_index, weight))
@@ -393,14 +395,14 @@ def test_a_product_is_computed_before_its_operands_are_written_to():
 
 def test_precisions_that_meet_give_that_of_the_layer():
     conv, x, edge_index = Before(), torch.randn(N, 6), torch.randint(N, (2, E))
-    layer, weight = RewrittenLayer(conv, Options()), torch.rand(E)
+    layer, weight = OptimizedModel(conv, Options()), torch.rand(E)
     with torch.autocast("cpu", torch.bfloat16):  # the weights make messages float32 again
         for _ in range(2):
             found, expected = layer(x, edge_index, weight), conv(x, edge_index, weight)
             torch.testing.assert_close(found, expected, rtol=0.1, atol=0.1)
     for _ in range(2):
         torch.testing.assert_close(layer(x, edge_index, weight), conv(x, edge_index, weight))
-    assert layer.decisions
+    assert rewritten_layers(layer)[""].decisions
 
 
 class Normalised(Before):
@@ -444,7 +446,7 @@ def state(conv):
 def test_side_effects_of_a_call_happen_once(make, training):
     conv, (x, edge_index) = make().double().train(training), inputs()
     mine = copy.deepcopy(conv)
-    layer, seen = RewrittenLayer(mine, Options(train=True)), mine.seen
+    layer, seen = OptimizedModel(mine, Options(train=True)), mine.seen
     for _ in range(3):
         torch.manual_seed(1)
         expected, drawn = conv(x, edge_index), torch.rand(1)
@@ -476,7 +478,7 @@ def test_recording_for_products_restores_state():
 
 def test_threads_do_not_see_each_other_s_calls():
     conv, (x, edge_index) = Before().double(), inputs()
-    layer, started, done = RewrittenLayer(conv, Options()), threading.Event(), threading.Event()
+    layer, started, done = OptimizedModel(conv, Options()), threading.Event(), threading.Event()
     expected = conv(x, edge_index)
 
     class Waits(torch.nn.Module):
@@ -492,7 +494,9 @@ def test_threads_do_not_see_each_other_s_calls():
     thread.start()
     assert started.wait(60)
     torch.testing.assert_close(layer(x, edge_index), expected)
-    assert "propagate" not in vars(conv) and "propagate" not in vars(layer.conv)
+    assert "propagate" not in vars(conv) and "propagate" not in vars(
+        rewritten_layers(layer)[""].conv
+    )
     done.set()
     thread.join()
     torch.testing.assert_close(found[0], expected)
@@ -514,7 +518,7 @@ class Named(MessagePassing):
 def test_arguments_come_in_any_order_and_kind():
     conv, (x, edge_index) = Named().double(), inputs()
     weight = torch.rand(E, dtype=x.dtype)
-    layer = RewrittenLayer(conv, Options())
+    layer = OptimizedModel(conv, Options())
     for args, kwargs in (
         ((), {"edge_index": edge_index, "x": x}),
         ((x,), {"edge_weight": weight, "scale": 2.0, "edge_index": edge_index}),
@@ -524,7 +528,8 @@ def test_arguments_come_in_any_order_and_kind():
         found, expected = layer(*args, **kwargs), conv(*args, **kwargs)
         torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
         assert associations(conv, *args, **kwargs).all
-    assert layer.decisions and not layer.reasons
+    found = rewritten_layers(layer)[""]
+    assert found.decisions and not found.reasons
 
 
 def graphs():

@@ -35,7 +35,7 @@ from pyg_accel.rewrite.cost.learned import vectors
 from pyg_accel.rewrite.cost.measurements import devices_of, primitives_of, read_measurements
 from pyg_accel.rewrite.cost.roofline import machine_of
 from pyg_accel.rewrite.cost.train import boosted, factors_of
-from pyg_accel.rewrite.layer import RewrittenLayer
+from pyg_accel.rewrite.optimized import OptimizedModel, rewritten_layers
 from pyg_accel.rewrite.select import QUICK, Decision, Options, decide
 
 FOLDER = "papers/sensei"
@@ -109,9 +109,9 @@ def layer(name: str, n_in: int, n_out: int, train: bool) -> Decision:
     """The trees of a layer, from a call on a small graph."""
     conv = orders.MODELS[name].make(n_in, n_out)
     x, ring = torch.randn(6, n_in, requires_grad=train), torch.arange(6)
-    rewritten = RewrittenLayer(conv, Options(train=train))
+    rewritten = OptimizedModel(conv, Options(train=train))
     rewritten(x, torch.stack([ring, (ring + 1) % 6]))
-    return rewritten.decisions[-1]
+    return rewritten_layers(rewritten)[""].decisions[-1]
 
 
 @cache

@@ -30,7 +30,7 @@ from benchmarks.tools.timing import seconds_of
 from benchmarks.tools.variants import must_agree
 from pyg_accel.graph import Graph, derived
 from pyg_accel.rewrite.cost import cost_model
-from pyg_accel.rewrite.layer import RewrittenLayer
+from pyg_accel.rewrite.optimized import OptimizedModel, rewritten_layers
 from pyg_accel.rewrite.select import Options, make_decision
 
 ALLOWED = 2e-3  # of the largest output: fp32 sums in another order
@@ -205,7 +205,7 @@ def measure(
     rows: dict[str, dict[str, Any]] = {}
     truth: Tensor | None = None
     for tree in trees:
-        layer = RewrittenLayer(conv, Options(train=train, choose=tree))
+        layer = OptimizedModel(conv, Options(train=train, choose=tree))
         run = step(layer, x, edge_index, seed)
         rows[tree] = {
             "tree": tree, "default": tree == default, "chosen": tree == chosen,
@@ -218,7 +218,7 @@ def measure(
             truth = out if truth is None else truth
             error = must_agree([out], [truth], ALLOWED, f"{tree} on {nodes} nodes")
             del out
-            layer = RewrittenLayer(conv, Options(train=train, choose=tree))
+            layer = OptimizedModel(conv, Options(train=train, choose=tree))
             layer(x, edge_index)  # records; what is computed once a graph is the next call's
             run = step(layer, x, edge_index, seed)
             rows[tree] |= {"error": error, "first_ms": lap(run, device)}
@@ -239,16 +239,16 @@ def decide(
     conv: Module, inputs: tuple[Tensor, Tensor], train: bool
 ) -> tuple[float, str, dict[str, float]]:
     """Milliseconds that choosing takes for a graph never seen, the tree, and all predictions."""
-    layer, laps = RewrittenLayer(conv, Options(train=train)), []
+    layer, laps = OptimizedModel(conv, Options(train=train)), []
     layer(*inputs)  # loads the models, builds the graph and its transpose
-    found = layer.decisions[-1]
+    found = rewritten_layers(layer)[""].decisions[-1]
     measured = [graph for graph in derived.values() if isinstance(graph, Graph)]
     for _ in range(3):
         for graph in measured:  # forget their features
             graph.csr().known.pop("features", None)
             graph.transposed().known.pop("features", None)
         graphs = dict.fromkeys(found.region.graphs, measured[-1])
-        again = partial(make_decision, found.region, found.assumed, layer.options, graphs)
+        again = partial(make_decision, found.region, found.assumed, Options(train=train), graphs)
         laps.append(lap(again, inputs[0].device.type))
     predicted = {str(tree): 1e3 * seconds for tree, seconds in found.choice.seconds.items()}
     return sorted(laps)[1], str(found.choice.tree), predicted
