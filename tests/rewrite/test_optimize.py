@@ -1,6 +1,8 @@
 """``optimize()``: the same model, parameters and modes."""
 
 import copy
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -317,3 +319,19 @@ def test_an_assertion_without_text_names_what_was_asserted():
     assert str(stock.value) == ""
     with pytest.raises(ValueError, match=r"do not fit GraphSAGE: assert isinstance"):
         optimize(model, x, edge_index, *too_many)
+
+
+FIRST = """
+import torch, pyg_accel
+from torch_geometric.nn import GCNConv
+
+args = torch.randn(30, 12), torch.randint(30, (2, 90))
+(layer,) = pyg_accel.plan(pyg_accel.optimize(GCNConv(12, 8), *args)).layers
+print(bool(layer.trees), layer.reasons)
+"""
+
+
+def test_the_first_layer_of_a_process_is_rewritten():
+    """Backends are loaded before a call is recorded."""
+    run = subprocess.run([sys.executable, "-c", FIRST], capture_output=True, text=True)
+    assert run.stdout == "True ()\n", run.stderr
