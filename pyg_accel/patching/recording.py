@@ -54,6 +54,7 @@ _ENTRIES = {
     "propagate": ("propagate", "message", "aggregate", "update", "message_and_aggregate"),
     "edge_updater": ("edge_updater", "edge_update"),
 }
+_UNUSED = 4  # programs of a kind of call that other values of the layer have outdated
 _METHODS = {name for names in _ENTRIES.values() for name in names}
 
 
@@ -86,6 +87,7 @@ class Attempt(NamedTuple):
         backends: for the report.
         alike: the program of calls of other sizes that the program replaces.
         kind: of the call, by which records that came to nothing are noted.
+        before: the state of the layer before the call.
     """
 
     out: Any
@@ -94,6 +96,7 @@ class Attempt(NamedTuple):
     backends: str = ""
     alike: LayerProgram | None = None
     kind: Any = None
+    before: ModuleState | None = None
 
 
 class _Running(threading.local):
@@ -125,8 +128,6 @@ def recorded(
         return make(layer, *args, **kwargs)  # after a break of its graph Dynamo sees what runs here
     known = programs_of(layer, name)
     start = perf_counter()
-    device = next((v.device for v in (*args, *kwargs.values()) if is_edge_index(v)), None)
-    state = ModuleState(modules_in(layer), device or torch.device("cpu"))
     made = attempt(known, layer, name, make, args, kwargs)
     if isinstance(made, str):
         known.looked = known.of_class.version
@@ -135,14 +136,16 @@ def recorded(
         known.looked = known.of_class.version
     stock = make if name == "call" else template(layer, name)
     if verifies() and made.formulas:
-        verify(stock, layer, args, kwargs, made.out, state)
+        assert made.before is not None
+        verify(stock, layer, args, kwargs, made.out, made.before)
     if made.program is not None:
         known.store(made.program, made.alike)
         leaves = made.program.signature.leaves(args, kwargs)
         sizes = made.program.state.sizes
         graph = leaves[sizes.graph]
         if graph.size(1) < sizes.fewest and not made.program.writes:  # as it is in later calls
-            state.restore()
+            assert made.before is not None
+            made.before.restore()
             sizes.row_few.add(perf_counter() - start)
             before, running.stock = running.stock, True
             try:
@@ -191,6 +194,8 @@ def attempt(
             signature = Signature(args, kwargs, alike.signature)
             alike = alike if signature.dynamic or alike.exact else None
         exact, whole = alike is None and is_users(layer), name == "call" and is_users(layer)
+        device = next(v.device for v in (*args, *kwargs.values()) if is_edge_index(v))
+        saved = ModuleState(modules_in(layer), device)
         before, _running.seen = _running.seen, _TraceNotes()
         seen = _running.seen
         outer, arguments.tensors = arguments.tensors, tuple(tensors_in((args, kwargs)))
@@ -205,7 +210,7 @@ def attempt(
         failed(kind, str(error), again=error.may_change)
         return Attempt(make(layer, *args, **kwargs))
     known.overwrites = recorder.overwrites or (bool(known.programs) and known.overwrites)
-    made = Attempt(out, None, seen.text(), "+".join(seen.backends) or "deferred")
+    made = Attempt(out, None, seen.text(), "+".join(seen.backends) or "deferred", before=saved)
     reason = recorder.reason
     if not reason and not seen.formulas:
         reason = "no propagate call that is accelerated"
@@ -223,6 +228,10 @@ def attempt(
         any(tensor.is_cuda for tensor in signature.leaves(args, kwargs)), state,
     )  # fmt: skip
     state.sizes = _sizes_of(layer, program, signature.leaves(args, kwargs), seen)
+    unused = [p for p in known.programs if p is not alike and p.context == now
+              and p.signature.is_like(signature) and not p.state.used]  # fmt: skip
+    if len(unused) >= _UNUSED:
+        failed(kind, "what its code reads changes between calls", again=True)
     return made._replace(program=program, alike=alike, kind=kind)
 
 

@@ -11,7 +11,7 @@ of an AMD EPYC and of an NVIDIA H100.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from math import ceil
 from typing import Any, NamedTuple
@@ -53,6 +53,7 @@ _GRAPH = 6  # the CSR form of a small graph, which is built and remembered
 _TRANSPOSE = 13  # its transpose, and what else the gradient needs of it
 _BOUND = 2  # the kernels of a layer, and those of its gradient, on a new graph
 _DERIVED = 6  # gcn_norm, or another function of a graph, that a program runs once a graph
+_WEIGHTS = 30  # what attention prepares on a CPU for a new graph
 _BY_EDGE = 3  # the gradient over an edge list, beside that over rows
 _TRACE = 60  # a call that is traced because it has no program
 # Functions of torch in PyG's softmax, in its normalisations of a graph, and where attention
@@ -79,7 +80,8 @@ class Work(NamedTuple):
         tensors: of messages that PyG writes, at least.
         derived: functions of the graph, such as ``gcn_norm``, that a program runs once a graph.
         overhead: functions that cost the host as much as what is done outside of a program.
-        generated: a kernel is generated for its formula, or interprets it.
+        generated: formulas for which a kernel is generated, or which one interprets.
+        attention: messages are weighted by a softmax.
         row_bytes: bytes of a row of the widest network on edges.
     """
 
@@ -87,7 +89,8 @@ class Work(NamedTuple):
     tensors: float = 1.0
     derived: int = 0
     overhead: int = 0
-    generated: bool = False
+    generated: int = 0
+    attention: bool = False
     row_bytes: int = 0
 
 
@@ -102,12 +105,15 @@ def work_of(
         traced: it has no program.
         row_bytes: bytes of a row of the widest network on edges.
     """
-    functions, tensors, blocks, generated, attention = 0.0, 1.0, False, False, False
+    functions, tensors, blocks, generated, attention = 0.0, 1.0, False, 0, False
+    counted: set[str] = set()  # PyG computes once what several formulas have in common
     for text in formulas:
-        generated |= not _PLAIN.match(text)
+        generated += not _PLAIN.match(text)
         reduce, message = text.partition("_j ")[::2]
         count = sum(_REDUCES.get(name, 4) for name in reduce.split("+")) if message else 0
-        count += len(set(re.findall(r"[uv]\d+", text))) + text.count("(")
+        parts = {*_parts(text)} - counted
+        counted |= parts
+        count += len(parts)
         count += _SOFTMAX * text.count("softmax_j")
         relations = re.search(r"(\d+) relations", text)
         functions += count * int(relations[1]) if relations else count
@@ -120,8 +126,18 @@ def work_of(
             tensors, blocks = _FEW, True
         attention |= "softmax_j" in text
     functions += derived * (_LOOPS if attention else _NORMALISATION)
-    overhead = _TRACE if traced or blocks else 0
-    return Work(functions, tensors, derived, overhead, generated, row_bytes)
+    overhead = (_TRACE if traced or blocks else 0) + _CALL * max(generated - 1, 0)
+    return Work(functions, tensors, derived, overhead, generated, attention, row_bytes)
+
+
+def _parts(text: str) -> Iterator[str]:
+    """Yield the features of nodes that a formula reads, and calls of functions."""
+    begins: list[int] = []
+    for match in re.finditer(r"[uv]\d+|\w*\(|\)", text):
+        if match[0].endswith("("):
+            begins.append(match.start())
+        else:
+            yield match[0] if match[0] != ")" else text[begins.pop() : match.end()]
 
 
 @lru_cache(maxsize=4096)
@@ -136,6 +152,7 @@ def _fewest(
         functions += _BOUND * passes
         # A GPU reads the edge list of a new graph; a CPU builds it.
         once = _GRAPH + _TRANSPOSE * gradient + _DERIVED * work.derived
+        once += _WEIGHTS * work.attention
         functions += _BY_EDGE * gradient if ahead else once
     if functions <= 0:
         return 0

@@ -334,6 +334,12 @@ class Recorder(TorchFunctionMode):
         self._values[id(value)] = (value, node)
         return node
 
+    def is_new(self, tensor: Tensor, functions: Collection[str]) -> bool:
+        """Return whether one of these functions has made a tensor, and none has used it since."""
+        _, node = self._values.get(id(tensor), (None, None))
+        made_by = None if node is None or node.users else node.target
+        return callable(made_by) and name_of(made_by) in functions
+
     def _constant(self, value: Any) -> fx.Node:
         name = f"k{len(self.constants)}"
         self.constants[name] = value

@@ -22,6 +22,7 @@ from torch_geometric.nn import (
     GATConv,
     GATv2Conv,
     GCNConv,
+    GENConv,
     GINConv,
     GINEConv,
     GraphConv,
@@ -29,6 +30,7 @@ from torch_geometric.nn import (
     PNAConv,
     SAGEConv,
     SGConv,
+    SuperGATConv,
     TAGConv,
     TransformerConv,
 )
@@ -47,7 +49,7 @@ from torch_geometric.utils import remove_self_loops, softmax
 
 import pyg_accel
 from pyg_accel import use_backend
-from pyg_accel.patching import gate, programs, propagate
+from pyg_accel.patching import gate, programs, propagate, recording
 from pyg_accel.patching.reasons import is_active
 from pyg_accel.settings import settings
 
@@ -1722,3 +1724,97 @@ def test_values_of_idle_nodes_reach_no_gradient(name: str, bad: float, like_stoc
     seen = like_stock(OfIdleNodes(IDLE_MESSAGES[name]), busy, step(idle, d), step(idle, d),
                       step(other, more), busy)  # fmt: skip
     assert seen.count("plan") >= 3 or name in ("a norm", "lerp")  # these are traced in each call
+
+
+def test_a_call_is_recorded_less_and_less_often_if_its_reads_change_each_time(monkeypatch):
+    records = 0
+    record = recording.record
+
+    def counting(*args: Any, **kwargs: Any) -> Any:
+        nonlocal records
+        records += 1
+        return record(*args, **kwargs)
+
+    monkeypatch.setattr(recording, "record", counting)
+    layer = SuperGATConv(WIDTH, WIDTH).eval()
+    expected = layer(X, EDGES)
+    with pyg_accel.patched():
+        for call in range(30):
+            layer.att_x = torch.zeros(call + 1, 1)  # as training leaves it
+            torch.testing.assert_close(layer(X, EDGES), expected)
+        assert 5 <= records <= 10, "five times, and then after 1, 2, 4, 8 and 16 calls"
+        assert programs.why(layer, "call") == "what its code reads changes between calls"
+        for _ in range(40):  # nothing changes any more
+            layer(X, EDGES)
+        before = records
+        layer(X, EDGES)
+    assert records == before
+    with counted(monkeypatch) as seen, pyg_accel.patched():
+        layer(X, EDGES)
+    assert seen == ["plan"]
+
+
+def test_a_call_that_is_not_recorded_costs_no_copy_of_the_state(monkeypatch):
+    class Reads(GCNConv):
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            return super().forward(x, edge_index) * float(x.detach().sum() > -1e9)
+
+    copies = 0
+    of_module = recording.ModuleState
+
+    def counting(*args: Any) -> Any:
+        nonlocal copies
+        copies += 1
+        return of_module(*args)
+
+    monkeypatch.setattr(recording, "ModuleState", counting)
+    layer = Reads(WIDTH, WIDTH)
+    with pyg_accel.patched():
+        for _ in range(2):
+            layer(X, EDGES)
+        assert programs.why(layer, "call").startswith("what it does depends on the numbers")
+        before = copies
+        for _ in range(10):
+            layer(X, EDGES)
+    assert copies == before
+
+
+class ScatteredMaximum(MessagePassing):
+    """A maximum by scatter_reduce_, into zeros of which a function may change some."""
+
+    def __init__(self, change: Callable[[Tensor], Any]) -> None:
+        super().__init__(aggr="sum")
+        self.change = change
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x)
+
+    def message(self, x_j: Tensor) -> Tensor:
+        return 2 * x_j
+
+    def aggregate(self, inputs: Tensor, index: Tensor, dim_size: int) -> Tensor:
+        out = inputs.new_zeros(dim_size, inputs.size(-1))
+        self.change(out)
+        index = index.view(-1, 1).expand_as(inputs)
+        return out.scatter_reduce_(0, index, inputs, reduce="amax", include_self=False)
+
+
+UNTOUCHED: dict[str, tuple[Callable[[Tensor], Any], bool]] = {
+    "zeros": (lambda out: None, True),
+    "a row": (lambda out: out[N - 1].fill_(5.0), False),
+    "all": (lambda out: out.add_(5.0), False),
+}
+
+
+@pytest.mark.parametrize("name", UNTOUCHED)
+def test_a_maximum_is_scattered_into_zeros_without_a_look_at_them(name, like_stock):
+    change, planned = UNTOUCHED[name]
+    run = call(X, EDGES % (N - 1))  # the last node has no edges
+    seen = like_stock(ScatteredMaximum(change), run, run, run)
+    assert (seen[-1] == "plan") is planned
+
+
+def test_softmax_aggregation_has_a_program_of_the_whole_call(like_stock):
+    layer = GENConv(WIDTH, WIDTH, aggr="softmax", learn_t=True).double()
+    run = call(X.double(), EDGES)
+    assert like_stock(layer, run, run, run)[-1] == "plan"

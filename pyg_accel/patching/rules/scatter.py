@@ -11,6 +11,7 @@ from pyg_accel.patching.networks import leaf, node_of, reasons_against
 from pyg_accel.patching.rules.common import Args, Declined, Kwargs, need_formula, rule
 from pyg_accel.patching.running import Unrecognised
 from pyg_accel.record.edge_tensors import name_of, plain_shape
+from pyg_accel.record.recorder import running_recorder
 from pyg_accel.runtime.machine import is_captured
 
 __all__ = ["reduce_over_targets"]
@@ -76,6 +77,16 @@ def _scatter_add(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
     return out.add_(total) if name_of(func).endswith("_") else out + total
 
 
+def _is_filled(out: Tensor, reduce: str) -> bool:
+    """Return whether a tensor has what the kernels give to targets without edges."""
+    start, name = (1.0, "ones") if reduce == "prod" else (0.0, "zeros")
+    recorder = running_recorder.recorder
+    if recorder is not None and recorder.is_new(out, (name, f"new_{name}", f"{name}_like")):
+        return True
+    # To look at what is there is to wait for the device.
+    return not is_captured(out) and bool((out == start).all())
+
+
 _SCATTER_REDUCES = {"sum": "sum", "mean": "mean", "prod": "prod", "amax": "max", "amin": "min"}
 
 
@@ -85,10 +96,7 @@ def _scatter_reduce(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any
     lazy, out, reduce = given["src"], given["self"], _SCATTER_REDUCES.get(given.get("reduce", ""))
     if reduce is None or out.requires_grad:
         raise Declined
-    if is_captured(out):
-        raise Declined  # to look at what is there is to wait for the device
-    start = 1.0 if reduce == "prod" else 0.0  # what the kernels give to targets without edges
-    if given.get("include_self", True) != (reduce == "prod") or not bool((out == start).all()):
+    if given.get("include_self", True) != (reduce == "prod") or not _is_filled(out, reduce):
         raise Declined
     (result,) = reduce_over_targets(lazy, [reduce], out.size(lazy.edge_dim))
     return out.copy_(result) if name_of(func).endswith("_") else result
