@@ -60,7 +60,7 @@ def _remembering(self: MessagePassing, args: tuple[Any, ...], kwargs: dict[str, 
     before = memo.running.begin()
     try:
         if running_recorder.recorder is None:
-            out = recording.recorded(self, "call", forward_of, args, kwargs)
+            out = recording.recorded(self, "call", forward_of, forward_of, args, kwargs)
         else:
             out = forward_of(self, *args, **kwargs)
     finally:

@@ -101,7 +101,7 @@ def call(
         )  # fmt: skip
 
     if alone and not reasons:
-        return recording.recorded(self, name, make, (edge_index,), kwargs)
+        return recording.recorded(self, name, make, original, (edge_index,), kwargs)
     return make()
 
 

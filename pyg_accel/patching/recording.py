@@ -24,7 +24,7 @@ from pyg_accel.graph.matrices import is_edge_index
 from pyg_accel.graph.memo import tensors_in
 from pyg_accel.ops.plan import arguments
 from pyg_accel.patching.context import context, modes
-from pyg_accel.patching.overrides import is_rendered, template
+from pyg_accel.patching.overrides import is_rendered
 from pyg_accel.patching.programs import Programs, Sizes, is_users, matching, programs_of
 from pyg_accel.patching.reasons import (
     forced,
@@ -120,10 +120,11 @@ def recorded(
     layer: MessagePassing,
     name: str,
     make: Callable[..., Any],
+    stock: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
-    """Make a call and record it, if it can be."""
+    """Make a call and record it, if it can be; ``stock`` makes it as PyG does."""
     if get_eval_frame_callback() is not None:
         return make(layer, *args, **kwargs)  # after a break of its graph Dynamo sees what runs here
     known = programs_of(layer, name)
@@ -134,7 +135,6 @@ def recorded(
         return make(layer, *args, **kwargs)
     if made.program is None:
         known.looked = known.of_class.version
-    stock = make if name == "call" else template(layer, name)
     if verifies() and made.formulas:
         assert made.before is not None
         verify(stock, layer, args, kwargs, made.out, made.before)

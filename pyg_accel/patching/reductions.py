@@ -38,8 +38,8 @@ _SIMPLE: dict[type, str] = {
     MulAggregation: "prod",
 }
 _SPREAD = (VarAggregation, StdAggregation)
-_FORWARDS = {
-    cls: vars(cls)["forward"]
+_METHODS: dict[Any, tuple[Any, Any]] = {
+    cls: (getattr(cls, "forward"), getattr(cls, "reduce"))  # noqa: B009
     for cls in (*_SIMPLE, *_SPREAD, MultiAggregation, DegreeScalerAggregation, FusedAggregation)
 }
 _SCALERS = ("identity", "amplification", "attenuation", "linear", "inverse_linear")
@@ -105,19 +105,19 @@ def _of_edges(aggregation: Aggregation, x: Tensor, index: Any) -> Tensor:
 
 
 def is_simple(aggregation: Any) -> bool:
-    """Whether an aggregation is one reduction, with the original ``forward`` of its class."""
+    """Whether an aggregation is one reduction, with the original methods of its class."""
     return type(aggregation) in _SIMPLE and _is_original(aggregation)
 
 
 def _is_original(aggregation: Any) -> bool:
     cls = type(aggregation)
-    return cls.forward is _FORWARDS[cls]
+    return (cls.forward, cls.reduce) == _METHODS[cls]
 
 
 def reduces_of(aggregation: Any) -> tuple[str, ...] | None:
     """Return the reductions that an aggregation is made of, each once; None if it is not."""
     cls = type(aggregation)
-    if cls not in _FORWARDS or not _is_original(aggregation):
+    if cls not in _METHODS or not _is_original(aggregation):
         return None
     if cls in _SIMPLE:
         return (_SIMPLE[cls],)

@@ -49,7 +49,7 @@ _REFLECTS = frozenset({
     {name for cls in (int, str, list, dict, set) for name in dir(cls)} - {*dir(object)},
     ("__class__", "__call__", "__get__", "__name__", "__init__", "__new__", "__eq__", "__ne__",
      "__lt__", "__le__", "__gt__", "__ge__", "__hash__", "__str__", "__repr__", "__format__",
-     "__setattr__", "__delattr__", "__self__", "__func__"),
+     "__self__", "__func__"),
 )  # fmt: skip
 _ASK = ("getattr", "hasattr")
 # Decorators that torch puts around functions.

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from torch import fx
+from torch import Tensor, fx
 
 from pyg_accel.record.code import is_package_file
 
@@ -17,8 +17,9 @@ _MOST = 2**62  # larger than any size
 class Dim(int):
     """A size of a tensor, or a number computed from sizes.
 
-    Sums, differences, products and quotients are recorded; a comparison is recorded with its result
-    (:func:`expect`), as the recorded code may depend on it.
+    Sums, differences, products and quotients of integers are recorded; a comparison is recorded
+    with its result (:func:`expect`), as the recorded code may depend on it. Anything else is done
+    with the number itself, which is then expected in each call.
 
     Attributes:
         node: the node that computes it.
@@ -35,10 +36,22 @@ class Dim(int):
         dim.node, dim.least = node, least
         return dim
 
+    def plain(self) -> int:
+        """Return the number."""
+        return int.__int__(self)
+
+    def expected(self) -> int:
+        """Return the number, which then has to be the same in each call."""
+        is_equal = self.node.graph.call_function(operator.eq, (self.node, self.plain()))
+        self.node.graph.call_function(expect, (is_equal, True))
+        return self.plain()
+
     def _computed(self, function: Callable[..., Any], *args: Any) -> Any:
-        result = function(*(int(a) if isinstance(a, Dim) else a for a in args))
-        if not isinstance(result, int) or not all(isinstance(a, int) for a in args):
-            return result
+        if not all(isinstance(a, int) for a in args):
+            if not any(isinstance(a, Tensor) for a in args) and not _by_package():
+                self.expected()  # a function of torch gets it as it is
+            return NotImplemented
+        result = function(*map(int.__int__, args))
         if isinstance(result, bool) and _is_known(args):
             return result
         nodes = tuple(a.node if isinstance(a, Dim) else a for a in args)
@@ -48,10 +61,6 @@ class Dim(int):
             return result
         return Dim.of(result, node, -_MOST)
 
-    def __hash__(self) -> int:
-        self._computed(operator.eq, self, int.__int__(self))  # it may be the key of a dictionary
-        return int.__hash__(self)
-
 
 def _is_known(args: tuple[Any, ...]) -> bool:
     """Whether a comparison has the same result in all calls, or is in code of this package."""
@@ -60,7 +69,12 @@ def _is_known(args: tuple[Any, ...]) -> bool:
         return True
     if any(not isinstance(a, Dim) and (a < dims[0].least or a >= _MOST) for a in args):
         return True
-    return is_package_file(sys._getframe(3).f_code.co_filename)
+    return _by_package(4)
+
+
+def _by_package(depth: int = 3) -> bool:
+    """Whether code of this package does something with a number."""
+    return is_package_file(sys._getframe(depth).f_code.co_filename)
 
 
 def _add(name: str, function: Callable[..., Any], *more: int) -> None:
@@ -69,13 +83,26 @@ def _add(name: str, function: Callable[..., Any], *more: int) -> None:
     )
 
 
+def _fix(name: str, method: Callable[..., Any]) -> None:
+    call = method if callable(method) else method.__get__
+
+    def fixed(self: Dim, *args: Any) -> Any:
+        return call(self.plain() if _by_package(2) else self.expected(), *args)
+
+    setattr(Dim, name, fixed if callable(method) else property(fixed))
+
+
 for _name in ("add", "sub", "mul", "floordiv", "mod", "eq", "ne", "lt", "le", "gt", "ge"):
     _add(_name, getattr(operator, _name))
-for _name in ("add", "sub", "mul", "floordiv"):
+for _name in ("add", "sub", "mul", "floordiv", "mod"):
     _function = getattr(operator, _name)
     setattr(Dim, f"__r{_name}__",
             lambda self, other, f=_function: self._computed(f, other, self))  # fmt: skip
 _add("bool", operator.ne, 0)
+for _name, _value in vars(int).items():
+    if _name not in (*vars(Dim), "__new__", "__getattribute__", "__doc__", "from_bytes"):
+        _fix(_name, _value)
+_fix("__hash__", int.__hash__)  # it may be the key of a dictionary
 
 
 class Unexpected(Exception):

@@ -24,14 +24,13 @@ _FINAL = frozenset({
     torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size, types.CodeType,
     re.Pattern,
 })  # fmt: skip
-# Objects that are what they are: operators of torch, types as annotations write them.
-_CONSTANT = (OpOverload, OpOverloadPacket, _OpNamespace, _Ops, type(torch._VF), types.GenericAlias,
-             types.UnionType)  # fmt: skip
+# Objects that are what they are: operators of torch.
+_CONSTANT = (OpOverload, OpOverloadPacket, _OpNamespace, _Ops, type(torch._VF))
 BUILTIN_TYPES = frozenset({
     object, type, super, property, staticmethod, classmethod, type(None), bool, int, float, complex,
     str, bytes, bytearray, range, slice, tuple, list, dict, set, frozenset, zip, enumerate, map,
     filter, reversed, memoryview, types.SimpleNamespace, types.MethodType, types.FunctionType,
-    types.ModuleType, partial, torch.Tensor, torch._C.TensorBase, torch.Size, torch.dtype,
+    types.ModuleType, partial, torch._C.TensorBase, torch.Size, torch.dtype,
     torch.device, torch.layout, torch.memory_format, torch.finfo, torch.iinfo,
 })  # fmt: skip
 BUILTIN_FUNCTIONS = (
@@ -57,7 +56,7 @@ _OPERATORS = frozenset({
     "torch._C._nn", "torch._C._special", "torch._C._linalg", "torch._C._fft", "torch._C._sparse",
     "torch._C._nested", "torch._C._VariableFunctions",
 })  # fmt: skip
-_CLASSES = {*BUILTIN_TYPES, chain}
+_CLASSES = {*BUILTIN_TYPES, Tensor, chain}
 _OWNERS: tuple[Any, ...] = (
     str, bytes, int, float, complex, bool, tuple, frozenset, range, slice, list, dict, set,
     type({}.values()), type({}.keys()), type({}.items()), torch.Size, torch.dtype, torch.device,
@@ -78,7 +77,7 @@ def final(value: Any) -> tuple[Any, ...] | None:
         return None if None in parts else (cls, *parts)
     if issubclass(cls, numpy.generic) and value.dtype.kind in "biufc":
         return cls, value.tobytes()
-    if issubclass(cls, _CONSTANT) or cls.__module__ == "typing":
+    if issubclass(cls, _CONSTANT):
         return cls, id(value)
     return None
 

@@ -123,6 +123,7 @@ class Shared:
 
     def _walked(self) -> Walk:
         walk = self.reads.walk()
+        walk.share(Tensor)  # by instructions and names, anything calls its methods
         for entry in self._entries:
             walk.follow(entry.__name__, entry)
         for root in self._roots:

@@ -13,10 +13,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from pyg_accel.graph.derived import find, keep
 from pyg_accel.record.about import WRITES
-from pyg_accel.record.dims import expect
+from pyg_accel.record.dims import Dim, expect
 from pyg_accel.record.guard import Guard, NotComparable, Reading
 from pyg_accel.record.normalisation import on_nodes
 from pyg_accel.record.recorder import Recorder
@@ -271,12 +272,17 @@ def record(
     with recorder.watching():
         out = function(layer, *args, **kwargs)
     recorder.finish(out)
+    if any(type(value) is Dim for value in tree_leaves(out)):
+        out = tree_map_only(Dim, Dim.plain, out)
     if recorder.reason:
         return out, recorder, None
     try:
         guard = reading.settle()
         guard.fill(recorder.constants)
         guard.check(inputs)
+        after = [*map(id, signature.leaves(args, kwargs))]
+        if after != [*map(id, inputs)] or not signature.is_like(Signature(args, kwargs)):
+            raise NotComparable("it changes a list among its arguments")
     except NotComparable as error:
         recorder.stop(str(error), may_change=error.may_change)
         return out, recorder, None

@@ -29,7 +29,7 @@ from pyg_accel.record.dims import Dim
 from pyg_accel.record.edge_tensors import EdgeTensor, asks, changed_in_place, name_of
 from pyg_accel.record.guard import NotComparable, Reading
 from pyg_accel.record.signature import LEAST
-from pyg_accel.record.sizes import Sizes, asks_for_size, rounds
+from pyg_accel.record.sizes import Sizes, asker, asks_for_size, rounds
 from pyg_accel.record.split import DERIVED
 from pyg_accel.runtime.cache import memory_of
 
@@ -44,9 +44,9 @@ _WITHOUT_EFFECT = frozenset({
     "__getitem__", "getitem", "index_select", "unbind", "view", "reshape", "expand", "expand_as",
     "unsqueeze", "select", "narrow", "graph_of", "size", "add", "sub", "mul", "floordiv", "empty",
 })  # fmt: skip
-_ASKED = frozenset({
-    "requires_grad", "__repr__", "__format__",
-})  # fmt: skip
+_ASKED = frozenset({"requires_grad", "__repr__", "__format__"})
+# Attributes of tensors that are tensors in each call.
+_VIEWS = frozenset({"T", "mT", "H", "mH", "real", "imag", "data"})
 # Properties that calls of one signature need not have in common.
 _IDENTITY = frozenset({
     "storage_offset",
@@ -77,7 +77,7 @@ def perform(function: Callable[..., T], *args: Any, borrows: bool = False, **kwa
         if recorder is None:
             return function(*args, **kwargs)
         with recorder.hidden():
-            plain_args, plain_kwargs = tree_map_only(Dim, int, (args, kwargs))
+            plain_args, plain_kwargs = tree_map_only(Dim, Dim.plain, (args, kwargs))
             result = function(*plain_args, **plain_kwargs)
         recorder.take(function, args, kwargs, result, trusted=True, borrows=borrows)
     return result
@@ -250,6 +250,9 @@ class Recorder(TorchFunctionMode):
                     name = getattr(getattr(function, "__self__", None), "__name__", name)
                     self.stop(f"what it does depends on the numbers in a tensor ({name})")
                 return
+            attribute = getattr(getattr(function, "__self__", None), "__name__", "")
+            if name == "__get__" and attribute not in _VIEWS:
+                return self.stop(f"it reads {attribute} of a tensor")
         try:
             arguments = self._named(args, trusted), self._named(kwargs, trusted)
             node = self._node(function, name, *arguments)
@@ -260,6 +263,8 @@ class Recorder(TorchFunctionMode):
                     node.meta[WRITES] = frozenset(map(memory_of, changes))
         except NotComparable as error:
             return self.stop(str(error))
+        if type(result) in (tuple, list) and not trusted:
+            self._sizes.count(args, result)
         for tensor, part in self._bind(result, node):
             self._sizes.follow(tensor, part, name, args, kwargs, derived=borrows)
             if borrows:
@@ -392,6 +397,8 @@ class Recorder(TorchFunctionMode):
             return type(value)(map(self._returned, value))
         node = self._named(value, False)
         if isinstance(value, Tensor):
+            if vars(value):
+                raise NotComparable("a tensor with attributes")
             memory = memory_of(value)
             if any(memory_of(tensor) == memory for tensor in self._borrowed):
                 return self.graph.call_function(torch.clone, (node,))
@@ -410,10 +417,7 @@ def _is_fact(function: Any, name: str) -> bool:
     if name == "__get__":
         name = getattr(function.__self__, "__name__", "")
     if name in _IDENTITY:
-        asker: Any = sys._getframe(3)
-        while asker.f_code.co_name == "__torch_function__":  # of a mode inside of this one
-            asker = asker.f_back
-        return is_package_file(asker.f_code.co_filename)
+        return is_package_file(asker())
     return asks(function) or name in _ASKED
 
 

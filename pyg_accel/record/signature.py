@@ -62,8 +62,8 @@ class Signature:
         writer = _Writer(self.shapes, names)
         leaves = writer.unpack("args", args)
         if kwargs:
-            writer.names["K"] = kwargs.keys()
-            writer.lines.insert(0, "if kwargs.keys() != K: return None")
+            writer.names["K"] = [*kwargs]  # code may go through them in order
+            writer.lines.insert(0, "if [*kwargs] != K: return None")
             for name, value in kwargs.items():
                 leaves += writer.value(f"kwargs[{name!r}]", value)
         else:

@@ -8,7 +8,7 @@ import dis
 import operator
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from math import prod
@@ -20,11 +20,11 @@ from torch import Tensor, fx
 
 from pyg_accel.graph import Graph
 from pyg_accel.ops.csr import graph_of
-from pyg_accel.record.code import is_library_file
-from pyg_accel.record.dims import Dim, expect
+from pyg_accel.record.code import is_library_file, is_package_file
+from pyg_accel.record.dims import Dim
 from pyg_accel.record.edge_tensors import EdgeTensor, name_of
 
-__all__ = ["Sizes", "asks_for_size", "rounds"]
+__all__ = ["Sizes", "asker", "asks_for_size", "rounds"]
 
 _SHAPE = (Tensor.size, Tensor.shape.__get__)  # type: ignore[attr-defined]
 _NUMBERS = ("numel", "nelement", "__len__")
@@ -35,7 +35,9 @@ _SELECT = frozenset({
 })  # fmt: skip
 # Operators whose results have a row for each target of a graph.
 _REDUCTIONS = ("gspmm", "sampled_spmm", "attention")
-_ROUNDS = frozenset({"int", "round", "ceil", "floor", "trunc", "float", "math", "divmod", "bool"})
+# Functions that round, or take a number by its bits.
+_ROUNDS = frozenset({"int", "round", "ceil", "floor", "trunc", "float", "math", "divmod", "bool",
+                     "range", "index", "numel", "str", "repr"})  # fmt: skip
 _RENDERED = re.compile(r"_(propagate|edge_updater)_\w+\.py$")  # by PyG, for a user's class
 # In Python 3.10; later versions have one instruction with the operator as its argument.
 _QUOTIENTS = ("BINARY_TRUE_DIVIDE", "INPLACE_TRUE_DIVIDE", "BINARY_POWER", "INPLACE_POWER")
@@ -44,6 +46,16 @@ _QUOTIENTS = ("BINARY_TRUE_DIVIDE", "INPLACE_TRUE_DIVIDE", "BINARY_POWER", "INPL
 def asks_for_size(function: Callable[..., Any]) -> bool:
     """Return whether a function of torch returns sizes of a tensor."""
     return function in _SHAPE or name_of(function) in _NUMBERS
+
+
+def asker() -> str:
+    """Return the file of the code that called the function of torch which a mode sees now."""
+    frame: Any = sys._getframe(1)
+    while frame.f_code.co_name != "__torch_function__":
+        frame = frame.f_back
+    while frame.f_code.co_name == "__torch_function__":  # of a mode inside of this one
+        frame = frame.f_back
+    return str(frame.f_code.co_filename)
 
 
 class Sizes:
@@ -84,19 +96,33 @@ class Sizes:
         if function in _SHAPE and isinstance(result, int):
             dim = kwargs.get("dim", args[1] if len(args) > 1 else 0)
             sizes = sizes[dim % rank : dim % rank + 1]
+        caller = asker()
         for size in sizes:
-            caller = sys._getframe(2).f_code.co_filename
-            # len() returns a plain int, so a Dim is lost; code of torch calls it as well.
-            if not isinstance(size, Dim) or (name != "__len__" and is_library_file(caller)):
+            if not isinstance(size, Dim) or is_library_file(caller):
                 continue
             self.read = True
             if self._exact:
                 self.expected = True
-                is_equal = size.node.graph.call_function(operator.eq, (size.node, int(size)))
-                is_equal.graph.call_function(expect, (is_equal, True))
+                size.expected()
         if function in _SHAPE:
             return sizes[0] if isinstance(result, int) else torch.Size(sizes)
-        return result if name == "__len__" else prod(sizes)
+        if name != "__len__":
+            return prod(sizes)
+        if isinstance(sizes[0], Dim) and not is_package_file(caller):
+            sizes[0].expected()  # len() returns a plain int
+        return result
+
+    def count(self, args: Any, parts: Sequence[Any]) -> None:
+        """Expect the sizes that decide into how many parts a function divides a tensor."""
+        whole = args[0] if args else None
+        if not isinstance(whole, Tensor) or not parts or not isinstance(parts[0], Tensor):
+            return
+        size, sizes = _shape(parts[0]), _shape(whole)
+        for dim, number in self._of(whole).items():
+            divided = size[dim] != number if len(size) == len(sizes) else number == len(parts)
+            divided = divided or len(parts) == 1
+            if isinstance(number, Dim) and divided:
+                number.expected()
 
     def _of(self, tensor: Tensor) -> dict[int, int]:
         if isinstance(tensor, EdgeTensor):
@@ -146,7 +172,8 @@ class Sizes:
 def rounds(codes: Iterable[CodeType], floats: Collection[str]) -> bool:
     """Return whether code may depend on sizes in a way that is not recorded.
 
-    It does if it rounds numbers or compares floats: a float times a size is no :class:`Dim`.
+    It does if it rounds numbers or compares floats, as a float times a size is no :class:`Dim`, or
+    takes an item at a place that it computes.
 
     Args:
         codes: code objects that ran.
@@ -155,7 +182,7 @@ def rounds(codes: Iterable[CodeType], floats: Collection[str]) -> bool:
     of_users = [code for code in codes if not is_library_file(code.co_filename)
                 and not _RENDERED.search(code.co_filename)]  # fmt: skip
     names = {"", *(name for code in of_users for name in (*code.co_names, *code.co_freevars))}
-    if not _ROUNDS.isdisjoint(names):
+    if not _ROUNDS.isdisjoint(names) or any(map(_looks_up, of_users)):
         return True
     has_floats = not names.isdisjoint(floats) or any(map(_makes_floats, of_users))
     return has_floats and any(map(_compares_numbers, of_users))
@@ -174,6 +201,15 @@ def _compares_numbers(code: CodeType) -> bool:
     return any(
         step.opname == "COMPARE_OP"
         and not (before.opname == "LOAD_CONST" and isinstance(before.argval, str))
+        for before, step in pairwise(dis.get_instructions(code))
+    )
+
+
+@lru_cache(maxsize=1024)
+def _looks_up(code: CodeType) -> bool:
+    return any(
+        (step.opname == "BINARY_SUBSCR" or step.argrepr == "[]")
+        and before.opname not in ("LOAD_CONST", "LOAD_SMALL_INT", "BUILD_SLICE", "BUILD_TUPLE")
         for before, step in pairwise(dis.get_instructions(code))
     )
 

@@ -18,7 +18,7 @@ from typing import Any
 from torch import Tensor, strided
 from torch.nn import Module, Parameter, ParameterDict, ParameterList
 
-from pyg_accel.record.code import Kind, is_library, kind_of, module_of, names_of
+from pyg_accel.record.code import Kind, is_library, is_library_file, kind_of, module_of, names_of
 from pyg_accel.record.finals import BUILTIN_FUNCTIONS, BUILTIN_TYPES, final, is_pure
 from pyg_accel.record.notes import Notes
 
@@ -30,7 +30,7 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 _CALLED = ("forward", "__call__", "_call_impl")  # by torch
 _SEQUENCES = (list, set, deque)
 _TABLES = (dict, OrderedDict, defaultdict)
-_BODY = object.__basicsize__ + 16  # bytes of an object with a dictionary and weak references
+_CONSTANTS = (int, float, str, bytes)  # of which an Enum may have its members
 
 
 class NotComparable(Exception):
@@ -127,12 +127,16 @@ class Walk(Notes):
             self.key.append("method")
             self.follow(name, value.__self__)
             self.follow(name, value.__func__)
+        elif cls in (types.GenericAlias, types.UnionType):
+            self.key.append(cls)
+            self.follow(name, getattr(value, "__origin__", None))
+            self.follow(name, value.__args__)
         elif cls is partial:
             self.key.append("partial")
             for part in (value.func, value.args, value.keywords):
                 self.follow(name, part)
             self._attributes(name, value)
-        elif issubclass(cls, Enum):
+        elif issubclass(cls, Enum) and _is_plain(cls, *_CONSTANTS):
             self.key.append((cls, id(value)))
             self._attributes(name, value)
             self._share(cls)
@@ -141,6 +145,7 @@ class Walk(Notes):
                 self.follow(name, part)
         elif cls in (staticmethod, classmethod):
             self.follow(name, value.__func__)
+            self._attributes(name, value)
         elif issubclass(cls, BUILTIN_FUNCTIONS):
             self._builtin(name, value)
         elif issubclass(cls, type) or cls is types.ModuleType:
@@ -301,6 +306,11 @@ class Walk(Notes):
 
     def _builtin(self, name: str, value: Any) -> None:
         self.key.append((types.BuiltinFunctionType, id(value)))
+        if getattr(value, "__module__", None) == "math":
+            self.floats.update(name.split("."))
+        owner = getattr(value, "__self__", None)
+        if not isinstance(owner, (type, types.ModuleType)):
+            self.follow(name, owner)
         if not isinstance(value, types.BuiltinFunctionType):
             return
         renamed = value in (getattr, hasattr) and value.__name__ != name
@@ -334,6 +344,7 @@ class Walk(Notes):
 
     def _class(self, cls: Any) -> None:
         """Follow the attributes of a class that code names."""
+        self.key += cls.__mro__
         for base in cls.__mro__:
             if base in BUILTIN_TYPES or base in self._bases or issubclass(base, BaseException):
                 continue
@@ -358,6 +369,8 @@ class Walk(Notes):
         def follow(name: str) -> None:
             if not (of_library and self._is_idle(name, space[name])):
                 self._note(f"{owner.__name__}.{name}", owner, space, name)
+            elif name in names and name != "__module__":  # a user may replace it
+                self.spaces.setdefault(id(owner), (space, {}))[1][name] = space[name]
 
         is_module = isinstance(owner, type) and issubclass(owner, Module)
         of_library = isinstance(owner, type) and is_library(module_of(owner))
@@ -377,7 +390,8 @@ class Walk(Notes):
         if isinstance(value, (staticmethod, classmethod)):
             return self._is_idle(name, value.__func__)
         if type(value) is types.FunctionType:
-            return value.__code__ not in self._ran
+            code = value.__code__
+            return code not in self._ran and is_library_file(code.co_filename)
         return name in ("__module__", "__name__", "__qualname__")
 
     def _note(self, label: str, owner: Any, space: Mapping[str, Any], name: str) -> None:
@@ -390,7 +404,9 @@ class Walk(Notes):
             self.follow(label, value)
 
 
-def _is_plain(cls: Any) -> bool:
-    """Whether objects of a class have no state beside their attributes."""
+def _is_plain(cls: Any, *constants: type) -> bool:
+    """Whether objects of a class have no state beside their attributes and a constant."""
     slots = any(vars(base).get("__slots__") for base in cls.__mro__)
-    return cls.__dictoffset__ != 0 and not slots and cls.__basicsize__ <= _BODY
+    body = max(base.__basicsize__ for base in (object, *constants) if issubclass(cls, base))
+    room = 16  # for references to a dictionary and from weak references
+    return cls.__dictoffset__ != 0 and not slots and cls.__basicsize__ <= body + room

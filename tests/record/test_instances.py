@@ -253,3 +253,33 @@ def test_programs_of_new_models_are_not_stored_for_each() -> None:
                 gc.collect()
                 sizes.append(len(gc.get_objects()))
         assert sizes[-1] - sizes[-2] < 100
+
+
+class Told(MessagePassing):
+    """Does more with its arguments and result than a call of torch does."""
+
+    def forward(self, x: Tensor, edge_index: Tensor, seen: Any = None, **scales: float) -> Tensor:
+        for scale in scales.values():
+            x = (x + 1) * scale
+        out: Tensor = self.propagate(edge_index, x=x)
+        if seen is None:
+            out.tag = 5.0  # type: ignore[attr-defined]
+        else:
+            seen.append(out)
+        return out
+
+
+def test_arguments_and_results_change_as_in_pyg() -> None:
+    layer = Told()
+
+    def told() -> list[Any]:
+        found: list[Any] = [layer(X, EDGES).tag for _ in range(3)]  # type: ignore[attr-defined]
+        for scales in ({"a": 2.0, "b": 3.0}, {"a": 2.0, "b": 3.0}, {"b": 3.0, "a": 2.0}):
+            seen: list[Tensor] = []
+            layer(X, EDGES, seen, **scales)
+            found += [len(seen), round(float(seen[0].sum()))]
+        return found
+
+    expected = told()
+    with pyg_accel.patched():
+        assert told() == expected

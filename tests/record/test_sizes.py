@@ -274,3 +274,53 @@ def test_as_many_derived_edges_as_nodes(make: Callable[[], MessagePassing]) -> N
         layer(*calls[0])
         (program,) = programs.own(layer, "call").programs
     assert not any(node.target == "size" for node in program.graph.nodes)
+
+
+# What code does with the number of nodes: above 100 of them it is something else.
+ABOVE_100: dict[str, Callable[[Tensor], Any]] = {
+    "negative": lambda x: -x.size(0) < -100,
+    "bits": lambda x: x.size(0) & 128,
+    "shifted": lambda x: x.size(0) >> 7,
+    "a power": lambda x: x.size(0) ** 2 > 10000,
+    "a quotient": lambda x: x.size(0) / 100 > 1,
+    "bit_length": lambda x: x.size(0).bit_length() > 7,
+    "text": lambda x: len(str(x.size(0))) > 2,
+    "formatted": lambda x: len(f"{x.size(0)}") > 2,
+    "an item": lambda x: (0, 1, 1)[x.size(0) // 100],
+    "numerator": lambda x: x.size(0).numerator > 100,
+    "isqrt": lambda x: math.isqrt(x.size(0)) > 10,
+    "len": lambda x: len(x) > 100,
+    "range": lambda x: len(range(x.size(0))) > 100,
+    "numel of a shape": lambda x: x.shape.numel() > 100 * WIDTH,
+    "unbind": lambda x: len(x.unbind()) > 100,
+    "split": lambda x: len(x.split(100)) > 1,
+    "chunk": lambda x: len(x.chunk(400)) > 100,
+}
+
+
+class Branches(MessagePassing):
+    """Multiplies what it reads of many nodes by 5."""
+
+    def __init__(self, ask: Callable[[Tensor], Any], place: str) -> None:
+        super().__init__(aggr="sum")
+        self.lin = torch.nn.Linear(WIDTH, 4)
+        self.ask, self.place = ask, place
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        x = self.lin(x)
+        if self.place == "forward":
+            x = x * 5 if self.ask(x) else x
+        return self.propagate(edge_index, x=x)
+
+    def message(self, x_j: Tensor) -> Tensor:
+        if self.place == "message":
+            return x_j * 5 if self.ask(x_j) else x_j
+        return x_j
+
+
+@pytest.mark.parametrize("place", ["forward", "message"])
+@pytest.mark.parametrize("name", ABOVE_100)
+def test_code_that_does_anything_with_a_size(name: str, place: str) -> None:
+    sizes = [(12, 60), (12, 60), (20, 90), (20, 90), (250, 80), (30, 250), (250, 260), (12, 60)]
+    graphs = [inputs(nodes, edges, WIDTH, "cpu") for nodes, edges in sizes]
+    same(Branches(ABOVE_100[name], place), [(g.x, g.edge_index) for g in graphs], train=False)
