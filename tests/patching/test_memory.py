@@ -84,8 +84,10 @@ def tensors() -> int:
     return sum(isinstance(value, Tensor) for value in gc.get_objects())
 
 
-@pytest.mark.parametrize("batches", [30, pytest.param(300, marks=pytest.mark.full)])
-@pytest.mark.parametrize("verify", [False, pytest.param(True, marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    ("batches", "verify"),
+    [(30, False)] + [pytest.param(*p, marks=pytest.mark.full) for p in ((300, False), (30, True))],
+)
 def test_new_batches_leave_nothing_behind(batches, verify, always):
     settings.verify = verify
     layers = {name: make() for name, make in LAYERS.items()}
