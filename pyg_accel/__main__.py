@@ -70,7 +70,7 @@ def doctor() -> int:
     import torch
 
     from pyg_accel.doctor import examine
-    from pyg_accel.patching.seam import description
+    from pyg_accel.pyg_lib.seam import description
     from pyg_accel.runtime.large_pages import small_pages_reasons
     from pyg_accel.runtime.machine import processor
 

@@ -17,9 +17,9 @@ from pyg_accel.patching import (
     propagate,
     reasons,
     relations,
-    seam,
 )
 from pyg_accel.patching.reductions import aggregate
+from pyg_accel.pyg_lib import seam
 from pyg_accel.settings import settings
 
 __all__ = ["OverrideHandle", "PatchHandle", "installed", "patch", "patched", "unpatch"]

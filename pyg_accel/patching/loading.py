@@ -9,9 +9,9 @@ from torch_geometric.data import Batch
 from torch_geometric.sampler import BaseSampler, NeighborSampler
 
 from pyg_accel.loader import collate as several
-from pyg_accel.loader import devices, neighbors
-from pyg_accel.patching import seam
+from pyg_accel.loader import devices
 from pyg_accel.patching.reasons import is_active
+from pyg_accel.pyg_lib import neighbors, seam
 from pyg_accel.runtime.cache import EXACT
 from pyg_accel.runtime.native import cpu_unavailable_reasons, cuda_library
 from pyg_accel.runtime.report import record_batch

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_accel.loader.neighbors import ONE, Draw, Edges, draw
+from pyg_accel.pyg_lib.neighbors import ONE, Draw, Edges, draw
 from pyg_accel.runtime.native import library_of
 
 __all__ = ["hetero_neighbor_sample", "neighbor_sample", "random_walk", "subgraph"]

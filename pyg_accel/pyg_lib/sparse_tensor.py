@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_accel.loader.neighbors import ONE, Draw, Edges, draw
+from pyg_accel.pyg_lib.neighbors import ONE, Draw, Edges, draw
 from pyg_accel.pyg_lib.partition import metis
 from pyg_accel.pyg_lib.sampler import random_walk, subgraph
 

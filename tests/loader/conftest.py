@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map_only
 from torch_geometric.data import HeteroData
 
 import pyg_accel
-from pyg_accel.loader import neighbors
+from pyg_accel.pyg_lib import neighbors
 from pyg_accel.runtime.native import cuda_library
 
 CUDA = torch.cuda.is_available()

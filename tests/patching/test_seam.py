@@ -23,7 +23,7 @@ from torch_geometric.nn.conv import spline_conv
 from torch_geometric.nn.models import DimeNetPlusPlus, SchNet
 
 import pyg_accel
-from pyg_accel.patching import seam
+from pyg_accel.pyg_lib import seam
 from pyg_accel.runtime.native import cpu_unavailable_reasons
 from pyg_accel.settings import settings
 
