@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pyg_accel.graph.csr import CSR
 from pyg_accel.graph.facts import Kind, facts_of
-from pyg_accel.runtime.machine import is_captured
+from pyg_accel.machine import is_captured
 
 __all__ = [
     "HEIGHTS",

@@ -61,9 +61,14 @@ def is_sparse_tensor(value: Any) -> bool:
     return type(value).__name__ == "SparseTensor" and hasattr(value, "storage")
 
 
-def tensors_in(value: Any) -> list[Tensor]:
-    """Return the tensors in a nest of tuples, lists, dictionaries and sparse matrices."""
-    if type(value) in _INERT:
+def tensors_in(value: Any, inside: tuple[int, ...] = ()) -> list[Tensor]:
+    """Return the tensors in a nest of tuples, lists, dictionaries and sparse matrices.
+
+    Args:
+        value: the nest.
+        inside: identities of the containers that it is in, for one may contain itself.
+    """
+    if type(value) in _INERT or id(value) in inside:
         return []
     if isinstance(value, Tensor):
         return [value]
@@ -72,26 +77,30 @@ def tensors_in(value: Any) -> list[Tensor]:
         arrays = (storage._row, storage._rowptr, storage._col, storage._value)
         return [t for t in arrays if t is not None]
     if isinstance(value, dict):
-        return tensors_in(list(value.values()))
+        return tensors_in(list(value.values()), (*inside, id(value)))
     if isinstance(value, (tuple, list)):
-        return [t for v in value for t in tensors_in(v)]
+        inside = (*inside, id(value))
+        return [t for v in value for t in tensors_in(v, inside)]
     return []
 
 
-def changed(value: Any, change: Callable[[Any], Any]) -> Any:
+def changed(value: Any, change: Callable[[Any], Any], inside: tuple[int, ...] = ()) -> Any:
     """Return a value with its tensors and sparse matrices changed.
 
-    Those inside of lists, tuples and dictionaries too; containers without changes are not copied.
+    Those inside of lists, tuples and dictionaries too; containers without changes are not copied,
+    and those that contain themselves (``inside``: what a value is in) keep that reference.
     """
-    if type(value) in _INERT:
+    if type(value) in _INERT or id(value) in inside:
         return value
     if isinstance(value, Tensor) or is_sparse_tensor(value):
         return change(value)
     if type(value) is dict:
-        items: Any = {key: changed(item, change) for key, item in value.items()}
+        inside = (*inside, id(value))
+        items: Any = {key: changed(item, change, inside) for key, item in value.items()}
         return items if any(items[key] is not value[key] for key in value) else value
     if type(value) in (list, tuple):
-        items = type(value)(changed(item, change) for item in value)
+        inside = (*inside, id(value))
+        items = type(value)(changed(item, change, inside) for item in value)
         return items if any(i is not v for i, v in zip(items, value, strict=True)) else value
     return value
 

@@ -29,11 +29,11 @@ from pyg_accel.formula import (
 )
 from pyg_accel.graph import CSR
 from pyg_accel.graph.facts import facts_of, known_of
+from pyg_accel.machine import is_captured
 from pyg_accel.ops.arrays import NO_GRADS, Arrays
 from pyg_accel.ops.layout import contiguous_rows
 from pyg_accel.ops.operator import call
 from pyg_accel.ops.steps import SCATTER, Pass, Step, fit, passes_of, renumber
-from pyg_accel.runtime.machine import is_captured
 
 __all__ = [
     "backward",

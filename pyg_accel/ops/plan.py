@@ -29,9 +29,9 @@ from pyg_accel.backends.dispatch import (
 from pyg_accel.backends.notes import chosen
 from pyg_accel.graph import Graph
 from pyg_accel.graph.facts import Facts, facts_of
+from pyg_accel.machine import is_captured
 from pyg_accel.ops.layout import contiguous_rows
 from pyg_accel.ops.operator import each_gradient, is_batch
-from pyg_accel.runtime.machine import is_captured
 from pyg_accel.settings import settings
 
 __all__ = [

@@ -95,7 +95,9 @@ class _Reader:
             yield from self._all(value, name)
         elif issubclass(cls, _CONTAINERS):
             self._containers.append(name)
-            yield from self._all(value.values() if isinstance(value, dict) else value, name)
+            if id(value) not in self._seen:  # it may contain itself
+                self._seen.add(id(value))
+                yield from self._all(value.values() if isinstance(value, dict) else value, name)
         elif issubclass(cls, partial):
             yield from self._all((value.func, *value.args, *value.keywords.values()), name)
         elif not _is_harmless(value):

@@ -20,6 +20,7 @@ from torch_geometric.nn.dense import Linear
 
 from pyg_accel.graph import for_autograd
 from pyg_accel.graph.derived import derived, find
+from pyg_accel.machine import is_captured
 from pyg_accel.ops.relations import Relations, stack_relations, sums_of_relations
 from pyg_accel.ops.spmm import spmm
 from pyg_accel.patching import gate
@@ -31,7 +32,6 @@ from pyg_accel.patching.reasons import (
 )
 from pyg_accel.patching.relations import reduce_of, stacking_reasons
 from pyg_accel.patching.size import work_of
-from pyg_accel.runtime.machine import is_captured
 
 __all__ = ["forward"]
 

@@ -8,7 +8,7 @@ import torch
 from torch_geometric.utils.num_nodes import maybe_num_nodes
 
 from pyg_accel.graph.matrices import is_edge_index
-from pyg_accel.runtime.machine import is_captured
+from pyg_accel.machine import is_captured
 from pyg_accel.runtime.native import library_of
 
 __all__ = ["native"]

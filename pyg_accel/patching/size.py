@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from pyg_accel.runtime.tuned import device_of_kind, tuned, tuning_file
 from pyg_accel.settings import settings
+from pyg_accel.tuned import device_of_kind, tuned, tuning_file
 
 __all__ = [
     "NEVER", "SHIPPED", "Costs", "Work", "costs", "fewest_edges", "size_reasons", "work_of",

@@ -1,1 +1,1 @@
-"""What everything else runs on: native libraries, the machine, stores, hooks, the report."""
+"""What everything else runs on: native libraries, stores, hooks, the report."""

@@ -230,3 +230,29 @@ def test_the_report_says_what_a_message_reads(report_of):
     with pyg_accel.patched():
         layer(x, edges)
     assert [row.reason for row in report_of()] == ["a message that reads 'random'"]
+
+
+class Cycle(MessagePassing):
+    """A layer with containers that contain themselves."""
+
+    def __init__(self) -> None:
+        super().__init__(aggr="mean")
+        self.list, self.table = [], {"two": 2.0}
+        self.list.append(self.list)
+        self.table["table"] = self.table
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x)
+
+    def message(self, x_j: Tensor) -> Tensor:
+        return x_j * self.table["two"] * len(self.list)
+
+
+def test_containers_that_contain_themselves_are_read_once():
+    layer, x, edges = Cycle(), torch.randn(N, F), torch.randint(N, (2, E))
+    expected = layer(x, edges)
+    with pyg_accel.patched():
+        for _ in range(3):
+            torch.testing.assert_close(layer(x, edges), expected)
+        layer.table["two"] = 3.0
+        torch.testing.assert_close(layer(x, edges), 1.5 * expected)

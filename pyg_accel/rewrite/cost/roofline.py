@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass, replace
 
 import torch
 
+from pyg_accel.machine import Device
 from pyg_accel.rewrite.cost.base import Primitive
 from pyg_accel.rewrite.cost.features import GraphFeatures
-from pyg_accel.runtime.machine import Device
 
 __all__ = ["Machine", "Roofline", "machine_of"]
 
