@@ -6,6 +6,7 @@ relations are stacked and aggregated over at once, with a row for each pair of a
 target, and each row is multiplied by the matrix of its relation.
 """
 
+import weakref
 from collections.abc import Callable
 from functools import partial
 from itertools import accumulate
@@ -31,10 +32,12 @@ from pyg_accel.patching.reasons import (
     torch_records,
 )
 from pyg_accel.patching.relations import reduce_of, stacking_reasons
-from pyg_accel.patching.size import work_of
+from pyg_accel.patching.size import Work, work_of
 
 __all__ = ["forward"]
 
+# What a layer does, and bytes of its features, in the last call that was not ruled out otherwise.
+_judged: "weakref.WeakKeyDictionary[HeteroConv, tuple[Work, int]]" = weakref.WeakKeyDictionary()
 EdgeType = tuple[str, ...]  # source, relation, target
 
 
@@ -63,6 +66,9 @@ def forward(original: Callable[..., Any], self: HeteroConv, *args: Any, **kwargs
         return original(self, *args, **kwargs)
     xs, edges = args
     if not (isinstance(xs, dict) and isinstance(edges, dict)):
+        return original(self, *args)
+    judged = _judged.get(self)  # most calls that are too small are like an earlier one
+    if judged is not None and _too_small(self, edges, *judged):
         return original(self, *args)
     layers: dict[Any, Any] = {key: conv for key, conv in self.convs.items() if key in edges}
     if len(layers) < 2 or not all(takes_part(conv) for conv in layers.values()):
@@ -229,6 +235,15 @@ def _reasons(
     known = find(stacked, ("relations", *how.values())) is not None
     if is_captured(graphs[0]) and not known:
         return ["stacking waits for the device, and a CUDA graph is captured"]
-    together = sum(graph.size(1) for graph in graphs)
-    work = work_of([_formula_of(parts)], 1)
-    return gate.too_small(self, edges[first], together, work, width, known=known)
+    _judged[self] = work_of([_formula_of(parts)])._replace(stacks=True), width
+    return _too_small(self, {key: edges[key] for key in layers}, *_judged[self], known=known)
+
+
+def _too_small(
+    self: HeteroConv, edges: dict[Any, Any], work: Work, width: int, *, known: bool = False
+) -> list[str]:
+    first = next(iter(edges.values()), None)
+    if not isinstance(first, Tensor):
+        return []
+    together = sum(graph.size(1) for graph in edges.values())
+    return gate.too_small(self, first, together, work, width, known=known)

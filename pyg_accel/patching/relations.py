@@ -148,6 +148,7 @@ def _reasons(self: RGCNConv, x: Any, edge_index: Any, edge_type: Any, size: int)
     reasons += [f"a {name} of its own" for name in own]
     if reasons or (reasons := call_reasons(self, edge_index)) or running_recorder.recorder:
         return reasons
-    key, work = ("relations", _sizes(self, *sides), self.flow), work_of([formula_of(self)], 1)
+    key = "relations", _sizes(self, *sides), self.flow
+    work = work_of([formula_of(self)])._replace(stacks=True)
     known = find((edge_index, edge_type), key) is not None
     return gate.too_small(self, edge_index, edge_index.size(1), work, size, known=known)

@@ -54,6 +54,7 @@ _TRANSPOSE = 13  # its transpose, and what else the gradient needs of it
 _BOUND = 2  # the kernels of a layer, and those of its gradient, on a new graph
 _DERIVED = 6  # gcn_norm, or another function of a graph, that a program runs once a graph
 _WEIGHTS = 30  # what attention prepares on a CPU for a new graph
+_STACK, _STACK_EDGE = 50, 6  # putting the graphs of relations together, and over edge_ns
 _BY_EDGE = 3  # the gradient over an edge list, beside that over rows
 _TRACE = 60  # a call that is traced because it has no program
 # Functions of torch in PyG's softmax, in its normalisations of a graph, and where attention
@@ -83,6 +84,7 @@ class Work(NamedTuple):
         generated: formulas for which a kernel is generated, or which one interprets.
         attention: messages are weighted by a softmax.
         row_bytes: bytes of a row of the widest network on edges.
+        stacks: the graphs of relations are put together.
     """
 
     functions: float = 3
@@ -92,6 +94,7 @@ class Work(NamedTuple):
     generated: int = 0
     attention: bool = False
     row_bytes: int = 0
+    stacks: bool = False
 
 
 def work_of(
@@ -145,6 +148,7 @@ def _fewest(
     costs: Costs, work: Work, row_bytes: int, new: bool, gradient: bool, compiled: bool,
     ahead: bool,
 ) -> int:  # fmt: skip
+    builds = new and (work.stacks or not ahead)
     passes, stock = 2 if gradient else 1, work.functions * (1 + _BACKWARD * gradient)
     functions: float = _CALL - _DECLINED + (_GENERATED + _GRADIENT * gradient) * work.generated
     functions += work.overhead - stock
@@ -152,12 +156,12 @@ def _fewest(
         functions += _BOUND * passes
         # A GPU reads the edge list of a new graph; a CPU builds it.
         once = _GRAPH + _TRANSPOSE * gradient + _DERIVED * work.derived
-        once += _WEIGHTS * work.attention
-        functions += _BY_EDGE * gradient if ahead else once
-    if functions <= 0:
-        return 0
+        once += _WEIGHTS * work.attention + _STACK * work.stacks
+        functions += once if builds else _BY_EDGE * gradient
     saved = work.tensors * row_bytes / costs.gigabytes  # nanoseconds
-    saved -= costs.edge_ns if new and not ahead else 0.0
+    saved -= costs.edge_ns * (1 + _STACK_EDGE * work.stacks) if builds else 0.0
+    if functions <= 0:
+        return 0 if saved > 0 or not builds else NEVER
     saved *= passes * (_COMPILED if compiled else 1.0)
     if ahead:  # of the device: what is saved there shows where it takes longer than the host
         functions, saved = functions + stock + _LAYER, saved * _MESSAGES
