@@ -348,4 +348,6 @@ def test_there_is_no_init_below_tests():
 @pytest.mark.lint
 def test_every_room_has_its_tests():
     folders = {p.name for p in PACKAGE.iterdir() if p.is_dir() and any(p.glob("*.py"))}
-    assert folders <= {p.name for p in (ROOT / "tests").iterdir() if p.is_dir()}
+    # A folder `pyg_lib` beside a script would be the package of that name.
+    tests = {p.name.replace("pyg_lib_ops", "pyg_lib") for p in (ROOT / "tests").iterdir()}
+    assert folders <= tests

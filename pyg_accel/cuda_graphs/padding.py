@@ -34,19 +34,8 @@ from pyg_accel.cuda_graphs.batch_norm import RealRows
 from pyg_accel.cuda_graphs.call import Arguments, Uncapturable
 
 __all__ = [
-    "SLACK",
-    "CallSizes",
-    "Layout",
-    "Padding",
-    "Part",
-    "Sizes",
-    "check_roles",
-    "fixed_layout",
-    "labels_of",
-    "layout_of",
-    "padding_like",
-    "primary",
-    "sizes_of",
+    "SLACK", "CallSizes", "Layout", "Padding", "Part", "Sizes", "check_roles", "fixed_layout",
+    "labels_of", "layout_of", "padding_like", "primary", "sizes_of",
 ]  # fmt: skip
 
 SLACK = 1.5  # a bucket that is larger by this factor has too much padding
@@ -202,10 +191,8 @@ def _role(
 
 def labels_of(arguments: Arguments, layout: "Layout") -> int | None:
     """Return the place of the labels of graphs: their size is the number of graphs."""
-    roles = zip(arguments.names, layout.roles, strict=True)
-    labels = [i for i, (name, role) in enumerate(roles)
-              if role == Role("rows", "graphs") and name in _LABELS]  # fmt: skip
-    return labels[0] if labels else None
+    named, rows = enumerate(zip(arguments.names, layout.roles, strict=True)), Role("rows", "graphs")
+    return next((i for i, (name, role) in named if role == rows and name in _LABELS), None)
 
 
 @dataclass(frozen=True)

@@ -24,12 +24,11 @@ from pyg_accel.formula import Operand
 from pyg_accel.graph.memo import tensors_in
 from pyg_accel.record.about import ABOUT, WRITES, About
 from pyg_accel.record.calls import Calls
-from pyg_accel.record.code import is_package_file
 from pyg_accel.record.dims import Dim
-from pyg_accel.record.edge_tensors import EdgeTensor, asks, changed_in_place, name_of
+from pyg_accel.record.edge_tensors import EdgeTensor, changed_in_place, name_of
 from pyg_accel.record.guard import NotComparable, Reading
 from pyg_accel.record.signature import LEAST
-from pyg_accel.record.sizes import Sizes, asker, asks_for_size, rounds
+from pyg_accel.record.sizes import Sizes, asks_for_size, is_fact, rounds
 from pyg_accel.record.split import DERIVED
 from pyg_accel.runtime.cache import memory_of
 
@@ -44,15 +43,8 @@ _WITHOUT_EFFECT = frozenset({
     "__getitem__", "getitem", "index_select", "unbind", "view", "reshape", "expand", "expand_as",
     "unsqueeze", "select", "narrow", "graph_of", "size", "add", "sub", "mul", "floordiv", "empty",
 })  # fmt: skip
-_ASKED = frozenset({"requires_grad", "__repr__", "__format__"})
 # Attributes of tensors that are tensors in each call.
 _VIEWS = frozenset({"T", "mT", "H", "mH", "real", "imag", "data"})
-# Properties that calls of one signature need not have in common.
-_IDENTITY = frozenset({
-    "storage_offset",
-    "_version", "untyped_storage", "_base", "data_ptr", "is_inference", "is_contiguous", "stride",
-    "is_conj", "is_neg",
-})  # fmt: skip
 
 
 class _Running(threading.local):
@@ -239,7 +231,7 @@ class Recorder(TorchFunctionMode):
         if self.reason:
             return
         if not trusted:
-            if _is_fact(function, name):
+            if is_fact(function, name):
                 return
             if any(shared is tensor for shared in self._borrowed for tensor in changes):
                 return self.stop("it changes a tensor in place that other calls share")
@@ -410,15 +402,6 @@ def _is_of_no_layer(value: Any) -> bool:
     if type(value) is not types.FunctionType:
         return False
     return all(_is_of_no_layer(cell.cell_contents) for cell in value.__closure__ or ())
-
-
-def _is_fact(function: Any, name: str) -> bool:
-    """Whether a function reads a property that the signature of the arguments fixes."""
-    if name == "__get__":
-        name = getattr(function.__self__, "__name__", "")
-    if name in _IDENTITY:
-        return is_package_file(asker())
-    return asks(function) or name in _ASKED
 
 
 def _modes() -> tuple[Any, ...]:

@@ -22,9 +22,16 @@ from pyg_accel.graph import Graph
 from pyg_accel.ops.csr import graph_of
 from pyg_accel.record.code import is_library_file, is_package_file
 from pyg_accel.record.dims import Dim
-from pyg_accel.record.edge_tensors import EdgeTensor, name_of
+from pyg_accel.record.edge_tensors import EdgeTensor, asks, name_of
 
-__all__ = ["Sizes", "asker", "asks_for_size", "rounds"]
+__all__ = ["Sizes", "asks_for_size", "is_fact", "rounds"]
+
+_ASKED = frozenset({"requires_grad", "__repr__", "__format__"})
+# Properties that calls of one signature need not have in common.
+_IDENTITY = frozenset({
+    "storage_offset", "_version", "untyped_storage", "_base", "data_ptr", "is_inference",
+    "is_contiguous", "stride", "is_conj", "is_neg",
+})  # fmt: skip
 
 _SHAPE = (Tensor.size, Tensor.shape.__get__)  # type: ignore[attr-defined]
 _NUMBERS = ("numel", "nelement", "__len__")
@@ -48,7 +55,7 @@ def asks_for_size(function: Callable[..., Any]) -> bool:
     return function in _SHAPE or name_of(function) in _NUMBERS
 
 
-def asker() -> str:
+def _asker() -> str:
     """Return the file of the code that called the function of torch which a mode sees now."""
     frame: Any = sys._getframe(1)
     while frame.f_code.co_name != "__torch_function__":
@@ -56,6 +63,15 @@ def asker() -> str:
     while frame.f_code.co_name == "__torch_function__":  # of a mode inside of this one
         frame = frame.f_back
     return str(frame.f_code.co_filename)
+
+
+def is_fact(function: Any, name: str) -> bool:
+    """Return whether a function reads a property that the signature of the arguments fixes."""
+    if name == "__get__":
+        name = getattr(function.__self__, "__name__", "")
+    if name in _IDENTITY:
+        return is_package_file(_asker())
+    return asks(function) or name in _ASKED
 
 
 class Sizes:
@@ -96,7 +112,7 @@ class Sizes:
         if function in _SHAPE and isinstance(result, int):
             dim = kwargs.get("dim", args[1] if len(args) > 1 else 0)
             sizes = sizes[dim % rank : dim % rank + 1]
-        caller = asker()
+        caller = _asker()
         for size in sizes:
             if not isinstance(size, Dim) or is_library_file(caller):
                 continue
