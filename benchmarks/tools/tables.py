@@ -113,6 +113,23 @@ def loaders(frame: pd.DataFrame) -> list[str]:
     return markdown(table, dict.fromkeys(ratios, TIMES) | dict.fromkeys(parts, SHARE))
 
 
+def scripts(frame: pd.DataFrame) -> list[str]:
+    """Programs of others, the losses of time first; then what runs under patch() alone."""
+    frame = frame.rename(columns={f"step_ms, {v}": f"step ms, {v}" for v in ("stock", "patched")})
+    frame["ratio"] = frame["step ms, stock"] / frame["step ms, patched"]
+    frame["until the last step"] = frame["until_ms, stock"] / frame["until_ms, patched"]
+    frame["peak"] = frame["peak_mib, stock"] / frame["peak_mib, patched"]
+    both, what = frame[frame["ratio"].notna()].sort_values("ratio"), "the largest difference"
+    shown = both[["script", "steps", "step ms, stock", "step ms, patched", "ratio",
+                  "until the last step", "peak"]].assign(
+        **{what: both["loss_difference"].map("{:.0e}".format)})  # fmt: skip
+    alone = frame[frame["error, stock"].notna() & frame["error, patched"].isna()]["script"]
+    lines = markdown(shown, dict.fromkeys(("ratio", "until the last step", "peak"), TIMES))
+    lines += ["", f"Geometric mean of the steps: {frames.mean(both['ratio']):.2f}x."]
+    return [*lines, *(["", f"Without a package that PyG asks for only under `patch()`: "
+                      f"{', '.join(alone)}."] if len(alone) else [])]  # fmt: skip
+
+
 def rewritten(frame: pd.DataFrame) -> list[str]:
     """A row a graph and model: epochs and gains, of variants that were measured together."""
     rows = []
@@ -350,6 +367,7 @@ MADE: dict[str, Make] = {
     "kernels/tc_kernels": columns("graph", "F", "mode", "op", "chosen", "cuda_ms", "triton_ms",
                                   "cusparse_ms"),
     "loaders/loaders": loaders,
+    "scripts/scripts_cpu": scripts,
     "layers/layers_cpu": layers,
     "layers/layers_cuda": layers,
 } | papers.MADE  # fmt: skip

@@ -1,0 +1,53 @@
+"""Programs of others run to the same losses, stock and accelerated."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch_geometric.datasets
+from torch_geometric.data import HeteroData
+
+from benchmarks.scripts import data
+from benchmarks.scripts.__main__ import compared, of_steps
+
+SCRIPT = """
+import torch
+import torch.nn.functional as F
+from torch_geometric.datasets import Planetoid
+from torch_geometric.nn import GCNConv
+
+data = Planetoid("nowhere", "Cora")[0]
+conv = GCNConv(data.num_features, 7)
+optimizer = torch.optim.SGD(conv.parameters(), lr=0.1)
+for _ in range(100):
+    optimizer.zero_grad()
+    F.cross_entropy(conv(data.x, data.edge_index), data.y).backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.full
+def test_a_script_makes_its_steps_with_the_same_losses(tmp_path: Path):
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    row = compared(script, 8, 30, 1)
+    assert (row["steps"], row["error, stock"], row["error, patched"]) == (8, "", "")
+    assert 0 <= row["loss_difference"] < 1e-4
+    assert row["step_ms, stock"] > 0 and row["until_ms, patched"] > row["step_ms, patched"]
+
+
+@pytest.mark.parametrize("name", data.GENERATORS)
+def test_made_data_is_that_of_the_class_it_stands_for(name, monkeypatch):
+    monkeypatch.setattr(torch_geometric.datasets, name, getattr(torch_geometric.datasets, name))
+    options = {"TUDataset": {"name": "MUTAG"}, "Planetoid": {"name": "Cora"}}.get(name, {})
+    items = data.GENERATORS[name](torch.Generator().manual_seed(0), **options)
+    assert items
+    for item in items[:3]:
+        item.validate(raise_on_error=True)
+        stores = item.edge_stores if isinstance(item, HeteroData) else [item]
+        assert all(store.edge_index.size(1) > 0 for store in stores)
+
+
+def test_the_time_of_a_step_is_a_median():
+    assert of_steps([1.0, 2.0, 3.0, 4.0, 5.0, 15.0, 16.0]) == (1000.0, 16000.0)
+    assert all(number != number for number in of_steps([1.0, 2.0]))
