@@ -10,7 +10,7 @@ import types
 from functools import partial
 from inspect import FullArgSpec
 from itertools import chain
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy
 import torch
@@ -24,8 +24,8 @@ _FINAL = frozenset({
     torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size, types.CodeType,
     re.Pattern,
 })  # fmt: skip
-# Objects that are what they are: operators of torch.
-_CONSTANT = (OpOverload, OpOverloadPacket, _OpNamespace, _Ops, type(torch._VF))
+# Objects that are what they are: operators of torch, and special forms of typing.
+_CONSTANT = (OpOverload, OpOverloadPacket, _OpNamespace, _Ops, type(torch._VF), type(ClassVar))
 BUILTIN_TYPES = frozenset({
     object, type, super, property, staticmethod, classmethod, type(None), bool, int, float, complex,
     str, bytes, bytearray, range, slice, tuple, list, dict, set, frozenset, zip, enumerate, map,

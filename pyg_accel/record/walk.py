@@ -9,6 +9,7 @@ import builtins
 import importlib.util
 import sys
 import types
+import typing
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from enum import Enum
@@ -21,6 +22,7 @@ from torch.nn import Module, Parameter, ParameterDict, ParameterList
 from pyg_accel.record.code import Kind, is_library, is_library_file, kind_of, module_of, names_of
 from pyg_accel.record.finals import BUILTIN_FUNCTIONS, BUILTIN_TYPES, final, is_pure
 from pyg_accel.record.notes import Notes
+from pyg_accel.runtime.module_state import PROGRAMS
 
 __all__ = ["ORIGINAL", "NotComparable", "Walk"]
 
@@ -28,6 +30,11 @@ ORIGINAL = "__original_fn"  # attribute of a function that a hook stands in for
 _ALL = ("_parameters", "_buffers", "_modules")  # of modules: torch's code reads every item
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _CALLED = ("forward", "__call__", "_call_impl")  # by torch
+# Types as annotations write them, but for Annotated, which holds any object.
+_ALIASES = (
+    types.GenericAlias, types.UnionType,
+    type(typing.Optional[int]), type(typing.List[int]),  # noqa: UP006, UP045
+)  # fmt: skip
 _SEQUENCES = (list, set, deque)
 _TABLES = (dict, OrderedDict, defaultdict)
 _CONSTANTS = (int, float, str, bytes)  # of which an Enum may have its members
@@ -127,7 +134,7 @@ class Walk(Notes):
             self.key.append("method")
             self.follow(name, value.__self__)
             self.follow(name, value.__func__)
-        elif cls in (types.GenericAlias, types.UnionType):
+        elif cls in _ALIASES:
             self.key.append(cls)
             self.follow(name, getattr(value, "__origin__", None))
             self.follow(name, value.__args__)
@@ -355,6 +362,7 @@ class Walk(Notes):
             self.classes.append(base)
             if is_library(module_of(base)):  # nobody renames them and their attributes
                 self.sized.append(space)
+                self.key.append(len(space) - (PROGRAMS in space))
             else:
                 self._name_of(base)
                 self.orders[id(base)] = space, [*space]
