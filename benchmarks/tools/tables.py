@@ -126,8 +126,8 @@ def scripts(frame: pd.DataFrame) -> list[str]:
     alone = frame[frame["error, stock"].notna() & frame["error, patched"].isna()]["script"]
     lines = markdown(shown, dict.fromkeys(("ratio", "until the last step", "peak"), TIMES))
     lines += ["", f"Geometric mean of the steps: {frames.mean(both['ratio']):.2f}x."]
-    return [*lines, *(["", f"Without a package that PyG asks for only under `patch()`: "
-                      f"{', '.join(alone)}."] if len(alone) else [])]  # fmt: skip
+    only = f"Under `patch()` alone, for want of a package that PyG asks for: {', '.join(alone)}."
+    return [*lines, *(["", only] if len(alone) else [])]
 
 
 def rewritten(frame: pd.DataFrame) -> list[str]:
