@@ -23,11 +23,12 @@ from pyg_accel.settings import settings
 
 __all__ = ["batch_to_ptr", "description", "give", "is_given", "served", "take_back"]
 
+# Not WITH_INDEX_SORT: with torch's sort the edges of a node have the order that they have without
+# patch(), and what is drawn for each edge, such as dropout, falls on the same edges.
 _FLAGS = (
     "WITH_PYG_LIB", "WITH_GMM", "WITH_SEGMM", "WITH_SAMPLED_OP", "WITH_SPLINE", "WITH_GRID_CLUSTER",
     "WITH_GRACLUS", "WITH_FPS", "WITH_KNN", "WITH_RADIUS", "WITH_NEAREST", "WITH_SOFTMAX",
-    "WITH_INDEX_SORT", "WITH_METIS", "WITH_EDGE_TIME_NEIGHBOR_SAMPLE",
-    "WITH_WEIGHTED_NEIGHBOR_SAMPLE",
+    "WITH_METIS", "WITH_EDGE_TIME_NEIGHBOR_SAMPLE", "WITH_WEIGHTED_NEIGHBOR_SAMPLE",
 )  # fmt: skip
 _MISSING = object()
 # What is set while PyG has our module: where, the name, the value and the one before.
