@@ -30,10 +30,10 @@ from pyg_accel.ops.plan import Fold, Gradient, OperatorPlan, Result, computing, 
 from pyg_accel.ops.steps import SCATTER, Pass, fit
 from pyg_accel.runtime.cache import Bounded
 
-__all__ = ["REDUCES", "Reduction", "plan_of", "reduction_of", "transposed_of"]
+__all__ = ["EXTREMES", "REDUCES", "Reduction", "plan_of", "reduction_of", "transposed_of"]
 
 REDUCES = ("sum", "mean", "max", "min", "prod", "sqsum", "none")
-_EXTREMES = ("max", "min")
+EXTREMES = ("max", "min")
 
 
 def plan_of(
@@ -365,7 +365,7 @@ def reduction_of(
     steps = plan_gradients(text, reduces, needs, (True,) * len(reduces), kinds_of_shapes(shapes))
     used = set(range(n)) if "prod" in reduces else {i for step in steps for i in step.used}
     keeps = indices = [i for i in range(n) if i in used]
-    extremes = [r for r, reduce in enumerate(reduces) if reduce in _EXTREMES] if any(needs) else []
+    extremes = [r for r, reduce in enumerate(reduces) if reduce in EXTREMES] if any(needs) else []
     keeps = [*keeps, *(n + len(reduces) + place for place in range(len(extremes)))]
     indices = [*indices, *(n + 2 * r + 1 for r in extremes)]
     sides = tuple(side for _, side in read)

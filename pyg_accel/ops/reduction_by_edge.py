@@ -26,11 +26,9 @@ from pyg_accel.graph.csr import Edges
 from pyg_accel.ops.by_edge import EdgeGradient, EdgePlan, bind_passes, changes
 from pyg_accel.ops.gspmm_backward import kinds_of_shapes, operand_gradients
 from pyg_accel.ops.plan import folding
-from pyg_accel.ops.reduction import Reduction, reduction_of
+from pyg_accel.ops.reduction import EXTREMES, Reduction, reduction_of
 
 __all__ = ["edge_plan_of", "without_narrow_sums"]
-
-_EXTREMES = ("max", "min")
 
 
 def edge_plan_of(
@@ -105,7 +103,7 @@ def _forward(rule: Reduction) -> Passes:
             message = times(formula, _share(n))
         elif reduce == "sqsum":
             message = Binary("mul", formula, formula)
-        extreme = reduce in _EXTREMES
+        extreme = reduce in EXTREMES
         side = "e" if reduce == "none" else "v"
         first.append(Output(message, side, rule.message, reduce if extreme else "sum",
                             trailing=tuple(rule.trailing)))  # fmt: skip
