@@ -38,8 +38,9 @@ NVCC = shutil.which("nvcc", path=os.path.join(os.environ.get("CUDA_HOME", ""), "
     shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
 )
 LINKER = shlex.split(os.environ.get("LDSHARED") or f"{CXX} -shared")
-# Nothing is exported: libraries are loaded for their static initialisers, which register operators.
-# An exported copy of a C++ standard-library symbol could take the place of another library's.
+# Libraries are loaded for their static initialisers, which register operators; one C function is
+# called by its name. An exported copy of a C++ standard-library symbol could take the place of
+# another library's.
 EXPORTS = f"-Wl,--version-script={os.path.abspath('csrc/exports.map')}"
 # What processors must have for the kernels of an instruction set; the last that one has is used.
 ISAS = {"portable": "", "avx2": "avx2 fma f16c",
@@ -222,7 +223,7 @@ def native() -> dict[str, Any]:
     cuda = sorted(glob("csrc/cuda/*.cu") + glob("csrc/cuda/*.cpp"))
     libraries = {CPU: kernels + operators} | ({} if missing_cuda() else {CUDA: cuda})
     return {
-        # They use nothing of Python, so one wheel serves all versions.
+        # They use nothing of Python but its stable ABI, so one wheel serves all versions.
         "ext_modules": [
             Extension(name, sources=sources, py_limited_api=True)
             for name, sources in libraries.items()

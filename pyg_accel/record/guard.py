@@ -2,18 +2,17 @@
 
 A program replaces the code of a layer as long as all that this code reads is unchanged. What it
 reads is found by :class:`~pyg_accel.record.walk.Walk`, first while the code runs, by the names in
-it, and again when it has run. A warm call compares identities, by loops in C; where one differs,
-the layer is walked once more, and the program stays valid if all final values are equal. It then
-takes the tensors of that walk. By such a walk a program also serves other layers of a class.
+it, and again when it has run. A warm call compares identities in C (csrc/cpu/guard.cpp). Where one
+differs, the layer is walked once more, and the program stays valid if all final values are equal.
+It then takes the tensors of that walk. By such a walk a program also serves other layers of a
+class.
 """
 
-import operator
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from copy import copy
 from gc import get_referents
-from itertools import chain
-from operator import attrgetter, contains, is_, itemgetter
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -23,6 +22,7 @@ from torch.nn.modules.module import _has_any_global_hook
 
 from pyg_accel.record.code import codes_of, names_of
 from pyg_accel.record.walk import NotComparable, Walk
+from pyg_accel.runtime.native import identities_hold
 
 __all__ = ["Guard", "NotComparable", "Reading", "Reads", "unchanged"]
 
@@ -49,60 +49,37 @@ class Reads(NamedTuple):
         return Walk(self.names, self.ran, of_modules=self.of_modules, asked=self.asked, outer=outer)
 
 
-class _Compared(NamedTuple):
-    """What a walk has noted, as loops in C compare it: live objects, and what they had."""
+# Kinds of entries (kind, subjects, names, values), as in csrc/cpu/guard.cpp.
+_LENGTHS, _TYPES, _ATTRIBUTES, _ITEMS, _LACKS, _ELEMENTS, _REFERENTS, _CALL = range(8)
+_Entry = tuple[int, Any, Any, tuple[Any, ...]]
 
-    sized: list[Any]
-    lengths: list[int]
-    keyed: list[Mapping[Any, Any]]
-    keys: list[Any]
-    lacking: list[Mapping[str, Any]]
-    lacked: list[str]
-    tensors: list[Tensor]
-    agree: Callable[..., bool]
-    functions: list[types.FunctionType]
-    referents: int
-    get_parts: Callable[[Any], tuple[Any, ...]]
-    views: list[Iterable[Any]]
-    getters: list[Callable[[Any], tuple[Any, ...]]]
-    spaces: list[Mapping[str, Any]]
-    objects: list[Any]
-    classes: list[type]
-    cells: list[types.CellType]
-    named: list[Any]
-    values: list[Any]
 
-    @classmethod
-    def of(cls, walk: Walk) -> "_Compared":
-        """Return what a walk has noted."""
-        tables = [*walk.tables.values()]
-        lists = [(c, items) for c, items in walk.lists.values()]
-        orders = [(table, [*items]) for table, items in tables] + [*walk.orders.values()]
-        views = [(table.values(), [*items.values()]) for table, items in tables] + lists
-        spaces = [(space, noted) for space, noted in walk.spaces.values() if noted]
-        getters = [_getter(noted) for _, noted in spaces]
-        lacking = [(space, name) for space, names in walk.absent.values() for name in names]
-        cells = [*walk.cells.values()]
-        sized = [container for container, _ in (*orders, *lists)] + walk.sized
-        orders, views = ([e for e in entries if e[1]] for entries in (orders, views))
-        referents, get_parts, parts = _parts_of(walk.followed)
-        agree = TensorGuards(
-            *walk.tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None
-        ).check
-        values = chain(
-            parts, *(items for _, items in views),
-            *(g(noted) for g, (_, noted) in zip(getters, spaces, strict=True)),
-            map(type, walk.objects), map(vars, walk.objects), map(_bases_of, walk.classes),
-            (content for _, content in cells), map(_name_of, walk.named),
-        )  # fmt: skip
-        return cls(
-            sized, [*map(len, sized)],
-            [space for space, _ in orders], [name for _, names in orders for name in names],
-            [space for space, _ in lacking], [name for _, name in lacking],
-            walk.tensors, agree, walk.followed, referents, get_parts,
-            [view for view, _ in views], getters, [space for space, _ in spaces], walk.objects,
-            walk.classes, [cell for cell, _ in cells], walk.named, [*values],
-        )  # fmt: skip
+def _entries_of(walk: Walk) -> tuple[_Entry, ...]:
+    """Return what a walk has noted, as C compares it: live objects, and what they had."""
+    contents: list[tuple[Any, Iterable[Any]]] = [*walk.orders.values(), *walk.lists.values()]
+    for table, items in walk.tables.values():
+        contents += (table, items), (table.values(), items.values())
+    sized = [(space, len(space)) for space in walk.sized]
+    sized += [(container, 0) for container, items in contents if not items]
+    objects, cells = (*walk.objects,), [*walk.cells.values()]
+    entries: list[_Entry] = [
+        (_LENGTHS, tuple(c for c, _ in sized), (), tuple(length for _, length in sized)),
+        (_TYPES, objects, (), tuple(map(type, objects))),
+        (_ATTRIBUTES, objects, "__dict__", tuple(map(vars, objects))),
+        (_ATTRIBUTES, (*walk.classes,), "__mro__", tuple(c.__mro__ for c in walk.classes)),
+        (_ATTRIBUTES, tuple(c for c, _ in cells), "cell_contents", tuple(v for _, v in cells)),
+        (_ATTRIBUTES, (*walk.named,), "__name__", tuple(value.__name__ for value in walk.named)),
+        (_REFERENTS, (*walk.followed,), *_parts_of(walk.followed)),
+    ]  # fmt: skip
+    entries = [entry for entry in entries if entry[1]]
+    entries += [(_LACKS, space, (*names,), ()) for space, names in walk.absent.values() if names]
+    entries += [(_ELEMENTS, c, (), (*items,)) for c, items in contents if items]
+    entries += [(_ITEMS, space, (*noted,), (*noted.values(),))
+                for space, noted in walk.spaces.values() if noted]  # fmt: skip
+    if walk.tensors:
+        guards = TensorGuards(*walk.tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
+        entries.append((_CALL, guards.check, (*walk.tensors,), ()))
+    return (*entries,)
 
 
 class Shared:
@@ -119,7 +96,7 @@ class Shared:
     ) -> None:
         self.reads, self._entries, self._roots = reads, entries, roots
         self.walk = self._walked()
-        self.compared = _Compared.of(self.walk)
+        self.compared = _entries_of(self.walk)
 
     def _walked(self) -> Walk:
         walk = self.reads.walk()
@@ -140,7 +117,7 @@ class Shared:
             return False
         if walk.key != self.walk.key or any(map(_is_not, walk.tensors, self.walk.tensors)):
             return False
-        self.walk, self.compared = walk, _Compared.of(walk)
+        self.walk, self.compared = walk, _entries_of(walk)
         return True
 
 
@@ -226,7 +203,7 @@ class Guard:
     def take(self, walk: Walk) -> None:
         """Compare with another walk of the layer from now on, and read the tensors of that."""
         self._walk, values = walk, vars(self.values)
-        self.compared = _Compared.of(walk), self.shared.compared
+        self.compared = _entries_of(walk), self.shared.compared
         self.apart = frozenset(map(id, (*walk.tensors, *self.shared.walk.tensors))).isdisjoint
         for name, place in self._places.items():
             values[name] = walk.tensors[place]
@@ -252,30 +229,9 @@ class Guard:
         return self.shared.holds() and walk.aliases(self.shared.walk) == self.aliases
 
 
-def unchanged(parts: Iterable[_Compared]) -> bool:
+def unchanged(parts: tuple[tuple[_Entry, ...], ...]) -> bool:
     """Return whether nothing that was compared is another object now."""
-    try:
-        for (sized, lengths, keyed, keys, lacking, lacked, tensors, agree, functions, referents,
-             get_parts, views, getters, spaces, objects, classes, cells, named,
-             values) in parts:  # fmt: skip
-            now = get_referents(*functions)
-            if (
-                [*map(len, sized)] != lengths
-                or len(now) != referents
-                or [*_chained(keyed)] != keys
-                or any(map(contains, lacking, lacked))
-                or not agree(*tensors)
-                or not all(map(is_, chain(
-                    get_parts(now), _chained(views), _chained(map(_call, getters, spaces)),
-                    map(type, objects), map(_dict_of, objects), map(_bases_of, classes),
-                    map(_content_of, cells), map(_name_of, named),
-                ), values))
-            ):  # fmt: skip
-                return False
-    # A name or the content of a cell was deleted, or another thread changes a dictionary.
-    except (KeyError, ValueError, RuntimeError):
-        return False
-    return not _has_any_global_hook()
+    return identities_hold()(parts) == 1 and not _has_any_global_hook()
 
 
 class Reading:
@@ -331,34 +287,20 @@ class Reading:
         return guard
 
 
-_content_of, _bases_of = attrgetter("cell_contents"), attrgetter("__mro__")
-_dict_of, _name_of = attrgetter("__dict__"), attrgetter("__name__")
-_chained = chain.from_iterable
-# operator.call() is new in Python 3.11.
-_call: Callable[..., Any] = getattr(operator, "call", lambda function, value: function(value))
-
-
 def _is_not(value: Any, other: Any) -> bool:
     return value is not other
 
 
-def _getter(keys: Iterable[Any]) -> Callable[[Any], tuple[Any, ...]]:
-    """Return a function that returns the values at these keys of a dictionary or a list."""
-    names = (*keys,)
-    return itemgetter(*names, *names[:1]) if names else lambda mapping: ()  # one key, no tuple
-
-
 def _parts_of(
     functions: list[types.FunctionType],
-) -> tuple[int, Callable[[Any], tuple[Any, ...]], tuple[Any, ...]]:
-    """Return how many objects functions refer to, what picks code and defaults, and these.
+) -> tuple[tuple[int, ...], tuple[Any, ...]]:
+    """Return the places of code and defaults among all that functions refer to, and these.
 
-    Their attributes are not read: each time Python would call the audit hooks of the process, and
-    filelock, which torch imports, has one.
+    Behind the places is the number of all. The attributes are not read in each call: Python would
+    call the audit hooks of the process, and filelock, which torch imports, has one.
     """
     referents = get_referents(*functions)
     compared = attrgetter("__code__", "__defaults__", "__kwdefaults__")
     wanted = {id(part) for f in functions for part in compared(f) if part is not None}
     places = [place for place, part in enumerate(referents) if id(part) in wanted]
-    get = _getter(places)
-    return len(referents), get, get(referents)
+    return (*places, len(referents)), tuple(referents[place] for place in places)

@@ -35,8 +35,8 @@ _ALIASES = (
     types.GenericAlias, types.UnionType,
     type(typing.Optional[int]), type(typing.List[int]),  # noqa: UP006, UP045
 )  # fmt: skip
-_SEQUENCES = (list, set, deque)
-_TABLES = (dict, OrderedDict, defaultdict)
+_SEQUENCES, _TABLES = (list, set, deque), (dict, OrderedDict, defaultdict)
+_ADDED = {PROGRAMS, "__slotnames__"}  # to classes, by this package and by the module copy
 _CONSTANTS = (int, float, str, bytes)  # of which an Enum may have its members
 
 
@@ -362,7 +362,7 @@ class Walk(Notes):
             self.classes.append(base)
             if is_library(module_of(base)):  # nobody renames them and their attributes
                 self.sized.append(space)
-                self.key.append(len(space) - (PROGRAMS in space))
+                self.key.append(len(space.keys() - _ADDED))
             else:
                 self._name_of(base)
                 self.orders[id(base)] = space, [*space]

@@ -1,5 +1,6 @@
 """Loads the native libraries on first use, or says why it cannot."""
 
+import ctypes
 import json
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -16,15 +17,19 @@ from pyg_accel.settings import settings, variables
 
 __all__ = [
     "Entry", "build_info", "cpu_library", "cpu_unavailable_reasons", "cuda_library",
-    "cuda_unavailable_reasons", "direct", "library_of",
+    "cuda_unavailable_reasons", "direct", "identities_hold", "library_of",
 ]  # fmt: skip
 
 _FOLDER = Path(__file__).parents[1]
 
 
+def _files(name: str) -> list[Path]:
+    return sorted(_FOLDER.glob(f"{name}*.so")) + sorted(_FOLDER.glob(f"{name}*.pyd"))
+
+
 def _load(name: str, needs: str = "") -> tuple[str, ...]:
     """Load a library; return the reasons why it cannot be loaded."""
-    files = sorted(_FOLDER.glob(f"{name}*.so")) + sorted(_FOLDER.glob(f"{name}*.pyd"))
+    files = _files(name)
     if not files:
         return (f"extension not built: run {HOW_TO_BUILD}{needs}",)
     try:
@@ -73,6 +78,19 @@ def cpu_library() -> Any:
     if _applied != (settings.changes, *_isa()):
         _follow_settings(library)
     return library
+
+
+@lru_cache(maxsize=1)
+def identities_hold() -> Callable[[tuple[Any, ...]], int]:
+    """Return the function of the CPU library that compares objects: see :mod:`.record.guard`.
+
+    Raises:
+        ExtensionNotBuilt: with the command that builds it.
+    """
+    cpu_library()
+    function = ctypes.PyDLL(str(_files("_C_cpu")[0])).pyg_accel_unchanged
+    function.argtypes, function.restype = (ctypes.py_object,), ctypes.c_int
+    return function
 
 
 def cuda_unavailable_reasons() -> list[str]:
