@@ -53,22 +53,35 @@ class Edges(NamedTuple):
         target: row of ``edge_index`` with the target nodes; the other one has the sources.
         num_rows: number of target nodes.
         num_cols: number of source nodes.
+        loops: number of nodes that have one self-loop each, as edges behind the others, in place of
+            all self-loops in ``edge_index``; None to leave the list as it is.
     """
 
     edge_index: Tensor
     target: int
     num_rows: int
     num_cols: int
+    loops: int | None = None
+
+    def ends(self) -> tuple[Tensor, Tensor]:
+        """Return the sources and targets of all edges, of self-loops that are replaced too."""
+        edge_index = self.edge_index
+        if self.loops is not None:
+            nodes = torch.arange(self.loops, dtype=edge_index.dtype, device=edge_index.device)
+            edge_index = torch.cat([edge_index, nodes.expand(2, -1)], dim=1)
+        return edge_index[1 - self.target], edge_index[self.target]
 
     def sizes(self) -> tuple[int, ...]:
         """Return what kernels are told of the graph.
 
         Numbers of edges, sources and targets; where the ids of sources and of targets begin in the
-        memory of the edge list, and how far the ids of neighbouring edges are apart.
+        memory of the edge list, how far the ids of neighbouring edges are apart, and how many edges
+        are in the list.
         """
         rows, step = self.edge_index.stride()
         at = (0, rows) if self.target == 1 else (rows, 0)
-        return self.edge_index.size(1), self.num_cols, self.num_rows, *at, step
+        listed = self.edge_index.size(1)
+        return listed + (self.loops or 0), self.num_cols, self.num_rows, *at, step, listed
 
 
 _P = ParamSpec("_P")

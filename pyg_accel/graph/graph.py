@@ -103,6 +103,7 @@ class Graph:
         self.plans: dict[Any, Any] = {}
         self._edges: EdgeList | None = None
         self._target = 1
+        self._loops: int | None = None
         self._captured = False
         self._transposed: tuple[Tensor, Tensor, Tensor] | None = None
         self._transposed_edges: Tensor | None = None
@@ -140,7 +141,12 @@ class Graph:
         edge_index = None if self._edges is None else self._edges.tensor()
         if edge_index is None:
             return None
-        return Edges(edge_index, self._target, self.num_rows, self.num_cols)
+        return Edges(edge_index, self._target, self.num_rows, self.num_cols, self._loops)
+
+    @property
+    def has_loops(self) -> bool:
+        """Whether nodes got a self-loop each."""
+        return self._loops is not None
 
     def release_edges(self) -> None:
         """Do not keep the edge list alive; whoever uses the graph does."""
@@ -165,6 +171,11 @@ class Graph:
             assert self._edges is not None, "a graph has arrays or an edge list"
             edge_index = self._edges.restored()
         rows, cols = edge_index[self._target], edge_index[1 - self._target]
+        if self._loops is not None:
+            nodes = torch.arange(self._loops, dtype=rows.dtype, device=rows.device)
+            others = rows != cols
+            rows, cols = (torch.cat([ids[others], nodes]) for ids in (rows, cols))
+            self.num_edges = rows.numel()
         arrays = Graph._from_coo(rows, cols, self.num_rows, self.num_cols)
         if is_captured(edge_index) and not self._captured:
             return Graph.trusted(*arrays, self.num_cols, sorted=True)
@@ -266,6 +277,8 @@ class Graph:
         target: int,
         num_rows: int,
         num_cols: int,
+        *,
+        loops: int | None = None,
     ) -> "Graph":
         """Refer to an edge list, without looking at it.
 
@@ -274,10 +287,13 @@ class Graph:
             target: its row of target nodes.
             num_rows: number of target nodes.
             num_cols: number of source nodes.
+            loops: number of nodes that get one self-loop each, in place of all in the list. Until
+                the graph is built, ``num_edges`` counts both.
         """
         graph = cls.__new__(cls)
-        graph._describe(num_rows, num_cols, edge_index.size(1), edge_index)
-        graph._target = target
+        edges = edge_index.size(1) + (loops or 0)
+        graph._describe(num_rows, num_cols, edges, edge_index)
+        graph._target, graph._loops = target, loops
         graph._edges = EdgeList(edge_index)
         graph._captured = is_captured(edge_index)
         return graph

@@ -64,7 +64,7 @@ def attention_plan_of(
         t.dim() > 3 or t.dtype != dtype or t.device != device for t in operands
     ):
         return None
-    if "e" in sides.values() and not edge_order:
+    if "e" in sides.values() and (edges.loops is not None or not edge_order):
         return None
     sizes: Shapes = tuple((*t.shape[1:], 1, 1)[:2] for t in operands)
     heads, width = extent(score, value, sizes)
@@ -90,7 +90,7 @@ def attention_plan_of(
         return None
     name, launch = bound
     moved = sum(t.stride(0) * t.element_size() for t in folded) + heads * width * dtype.itemsize
-    plan = EdgePlan(_reversed(launch), tuple(sides[i] for i in range(n)), changes(folds), False, 0,
+    plan = EdgePlan(_reversed(launch), tuple(sides[i] for i in range(n)), changes(folds), None, 0,
                     {name: None}, moved * (1 + 2 * recorded))  # fmt: skip
     if recorded:
         plan.rule, plan.keeps = rule, (*range(n), n + 1, n + 2)

@@ -21,6 +21,7 @@ from pyg_accel.backends.dispatch import (
     prefer_backend,
     variables_of_choices,
 )
+from pyg_accel.backends.dtypes import accumulate
 from pyg_accel.backends.edges import Output, Passes
 from pyg_accel.backends.notes import chosen
 from pyg_accel.errors import BackendNotSupported
@@ -32,7 +33,9 @@ from pyg_accel.ops.plan import Fold, arguments
 from pyg_accel.runtime.cache import Bounded
 from pyg_accel.settings import settings
 
-__all__ = ["EdgeGradient", "EdgePlan", "EdgeRule", "bind_passes", "counts_of", "run_by_edge"]
+__all__ = [
+    "COUNT", "EdgeGradient", "EdgePlan", "EdgeRule", "bind_passes", "degrees_of", "run_by_edge",
+]  # fmt: skip
 
 # Seconds a byte that an edge reads or adds, beyond what kernels take that have rows (H100).
 EXTRA_SECONDS = 2e-13
@@ -87,7 +90,8 @@ class EdgePlan:
         launch: of the edge list, its sizes and the operands, with degrees behind them.
         sides: of the operands.
         folds: (place, change) of operands that are not read as they are.
-        counts: it reads the degrees of targets.
+        counting: launches the same where the degrees of targets are not known yet, which are its
+            first result then; None if it does not read them.
         results: how many a call returns, in a list; 0 if it returns a tensor. What is computed
             behind them is only saved.
         backends: that run it.
@@ -102,7 +106,7 @@ class EdgePlan:
     launch: Launch
     sides: tuple[str, ...]
     folds: Sequence[tuple[int, Callable[[Tensor], Tensor]]]
-    counts: bool
+    counting: Launch | None
     results: int
     backends: dict[str, None]
     bytes: int
@@ -117,8 +121,12 @@ class EdgePlan:
         read = [*operands]
         for place, fold in self.folds:
             read[place] = fold(read[place])
-        if self.counts:
-            read.append(counts_of(graph, edges))
+        if self.counting is not None:
+            counts = _counts_of(graph, read[0].dtype)
+            if counts is None:
+                graph.counts, *outs = self.counting(edges.edge_index, edges.sizes(), read)
+                return outs
+            read.append(counts)
         return self.launch(edges.edge_index, edges.sizes(), read)
 
     def backward(
@@ -179,8 +187,8 @@ def run_by_edge(
             return None
         needs = recorded and t.requires_grad
         facts.append((t.shape[1:], t.stride(), t.dtype, t.device, needs))
-    key: Any = (make, kind, edges.edge_index.dtype, graph.device, named.get(), settings.changes,
-                *variables_of_choices(), *facts)  # fmt: skip
+    key: Any = (make, kind, edges.edge_index.dtype, edges.loops is None, graph.device, named.get(),
+                settings.changes, *variables_of_choices(), *facts)  # fmt: skip
     plan = _plans.get(key, _MISSING)
     if plan is _MISSING:
         plan = make(edges, kind, operands, tuple([fact[-1] for fact in facts]))
@@ -188,7 +196,7 @@ def run_by_edge(
             plan.asked = asked_for()
         _plans[key] = plan
     sizes = edges.sizes()
-    if plan is None or (plan.counts and sizes[0] >= MOST_COUNTED):
+    if plan is None or (plan.counting is not None and sizes[0] >= MOST_COUNTED):
         return None
     for t, side in zip(operands, plan.sides, strict=True):
         if t.size(0) != sizes[_COUNTS[side]]:
@@ -213,23 +221,34 @@ def run_by_edge(
 _MISSING: Any = object()
 
 
+COUNT = Output(Const(1.0), "v", (1, 1), wide=True)  # of the edges of each target
+
+
+def _counts_of(graph: Graph, dtype: torch.dtype) -> Tensor | None:
+    """Return the degrees of targets [num_rows, 1, 1], for operands of a dtype; None if unknown."""
+    counts = graph.counts
+    return counts if counts is None or counts.dtype == accumulate(dtype) else None
+
+
 @for_autograd
-def counts_of(graph: Graph, edges: Edges) -> Tensor:
-    """Return the degrees of targets [num_rows, 1, 1] in float32; stored with the graph."""
-    if graph.counts is None:
-        key = edges.edge_index.device, edges.edge_index.dtype, named.get(), settings.changes
-        launch = _counting.get(key)
-        if launch is None:
-            one = Output(Const(1.0), "v", (1, 1), wide=True)
-            bound = bind_passes(edges, ((one,),), [], torch.float32)
-            assert bound is not None, "a backend that runs a mean counts edges"
-            launch = _counting[key] = bound[1]
-        (counts,) = launch(edges.edge_index, edges.sizes(), [])
-        graph.counts = counts
-    return graph.counts
+def degrees_of(graph: Graph, dtype: torch.dtype) -> Tensor:
+    """Return the degrees of targets [num_rows, 1], float32 or float64; stored with the graph."""
+    counts, edges = _counts_of(graph, dtype), None if graph.built else graph.edge_list()
+    if counts is None and edges is not None and edges.sizes()[0] < MOST_COUNTED:
+        key = (graph.device, edges.edge_index.dtype, edges.loops is None, dtype, named.get(),
+               settings.changes)  # fmt: skip
+        bound = _counting.get(key, _MISSING)
+        if bound is _MISSING:
+            bound = _counting[key] = bind_passes(edges, ((COUNT,),), [], dtype)
+        if bound is not None:
+            (counts,) = bound[1](edges.edge_index, edges.sizes(), [])
+    if counts is None:
+        counts = graph.rowptr.diff().to(accumulate(dtype)).view(-1, 1, 1)
+    graph.counts = counts
+    return counts.view(-1, 1)
 
 
-_counting: Bounded[Any, Launch] = Bounded(64)
+_counting: Bounded[Any, tuple[str, Launch] | None] = Bounded(64)
 
 
 def bind_passes(
@@ -259,13 +278,15 @@ def bind_passes(
         return None
     if kernel.bind is not None:
         return name, kernel.bind(edges, passes, operands)
-    target, there = edges.target, [t is not None for t in operands]
+    target, loops, there = edges.target, edges.loops is not None, [t is not None for t in operands]
 
     def launch(edge_index: Tensor, sizes: Sequence[int], given: Sequence[Tensor]) -> list[Tensor]:
         rest = iter(given)
         read = [next(rest) if is_there else None for is_there in there]
         found: list[Tensor] = kernel.run(
-            Edges(edge_index, target, sizes[2], sizes[1]), passes, read
+            Edges(edge_index, target, sizes[2], sizes[1], sizes[0] - sizes[6] if loops else None),
+            passes,
+            read,
         )
         return found
 
@@ -305,8 +326,8 @@ class _ByEdge(torch.autograd.Function):
             return (None, None, None, *plan.backward(graph, edges, saved, grads))
         for place, fold in gradient.folds:
             tensors[place] = fold(tensors[place])
-        if plan.counts:
-            tensors.append(counts_of(graph, edges))
+        if plan.counting is not None:
+            tensors.append(graph.counts)
         found: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
         sizes = edges.sizes()
         outs = gradient.launch(edge_index, sizes, [tensors[i] for i in gradient.reads])

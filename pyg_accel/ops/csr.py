@@ -17,7 +17,9 @@ __all__ = ["CompiledGraph", "IdleRows", "graph_of", "idle_rows_of", "keep_graph"
 _ARGS = "Tensor edge_index, SymInt num_rows, SymInt num_cols, int target"
 
 
-def graph_of(edge_index: Tensor, num_rows: int, num_cols: int, target: int) -> Graph:
+def graph_of(
+    edge_index: Tensor, num_rows: int, num_cols: int, target: int, loops: int | None = None
+) -> Graph:
     """Return the graph of an edge_index, whose CSR form is built at most once.
 
     Args:
@@ -25,13 +27,17 @@ def graph_of(edge_index: Tensor, num_rows: int, num_cols: int, target: int) -> G
         num_rows: number of target nodes.
         num_cols: number of source nodes.
         target: row of edge_index that holds the target nodes.
+        loops: number of nodes that get one self-loop each, in place of all in edge_index.
     """
-    graph: Graph | None = find((edge_index,), ("graph", target, num_rows, num_cols))
+    graph: Graph | None = find((edge_index,), ("graph", target, num_rows, num_cols, loops))
     if graph is None:
-        size = (num_cols, num_rows) if target == 1 else (num_rows, num_cols)
-        flow = "source_to_target" if target == 1 else "target_to_source"
-        graph = Graph.from_edge_index(edge_index, size, flow)
-        keep_graph(edge_index, target, graph)
+        if loops is not None:
+            graph = Graph.of_edges(edge_index, target, num_rows, num_cols, loops=loops)
+        else:
+            size = (num_cols, num_rows) if target == 1 else (num_rows, num_cols)
+            flow = "source_to_target" if target == 1 else "target_to_source"
+            graph = Graph.from_edge_index(edge_index, size, flow)
+        keep_graph(edge_index, target, graph, loops=loops)
     return graph
 
 
@@ -58,10 +64,10 @@ def idle_rows_of(edge_index: Tensor, row: int, nodes: int) -> IdleRows:
     return derived((edge_index,), key, lambda: IdleRows(edge_index, row, nodes))
 
 
-def keep_graph(edge_index: Tensor, target: int, graph: Graph) -> None:
+def keep_graph(edge_index: Tensor, target: int, graph: Graph, *, loops: int | None = None) -> None:
     """Let :func:`graph_of` find a graph; it does not keep the edge list alive any more."""
     graph.release_edges()
-    keep((edge_index,), ("graph", target, graph.num_rows, graph.num_cols), graph)
+    keep((edge_index,), ("graph", target, graph.num_rows, graph.num_cols, loops), graph)
 
 
 class CompiledGraph(Graph):

@@ -7,7 +7,9 @@ from math import prod
 import torch
 from torch import Tensor
 
-__all__ = ["Layout", "broadcast", "find_layout"]
+from pyg_accel.graph import Graph
+
+__all__ = ["Layout", "broadcast", "find_layout", "per_target"]
 
 
 @dataclass(frozen=True)
@@ -125,3 +127,8 @@ def find_layout(trailings: tuple[tuple[int, ...], ...], *, keep_last: bool = Fal
     else:
         split = 0
     return Layout(common, split)
+
+
+def per_target(graph: Graph, t: Tensor) -> Tensor:
+    """Repeat a row for every target."""
+    return t.expand(graph.num_rows, *t.shape[1:])

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from pyg_accel.backends.base import winners_are_columns
+from pyg_accel.backends.dtypes import accumulate
 from pyg_accel.backends.edges import Output, Passes
 from pyg_accel.formula import (
     Binary,
@@ -23,7 +24,7 @@ from pyg_accel.formula import (
 )
 from pyg_accel.graph import Graph
 from pyg_accel.graph.csr import Edges
-from pyg_accel.ops.by_edge import EdgeGradient, EdgePlan, bind_passes, changes
+from pyg_accel.ops.by_edge import COUNT, EdgeGradient, EdgePlan, bind_passes, changes
 from pyg_accel.ops.gspmm_backward import kinds_of_shapes, operand_gradients
 from pyg_accel.ops.plan import folding
 from pyg_accel.ops.reduction import EXTREMES, Reduction, reduction_of
@@ -50,21 +51,25 @@ def edge_plan_of(
     if "prod" in reduces or any(t.device != edges.edge_index.device for t in operands):
         return None
     rule = reduction_of(text, reduces, edge_order, trailings, needs)
-    if rule is None or (not rule.edge_order and ("e" in rule.sides or "none" in reduces)):
+    by_edge = rule is not None and ("e" in rule.sides or "none" in reduces)
+    if rule is None or (by_edge and (edges.loops is not None or not rule.edge_order)):
         return None
     pairs = [folding(t, *shape) for t, shape in zip(operands, rule.shapes, strict=True)]
     folds, folded = zip(*pairs, strict=True)
     passes = _forward(rule)
-    counts = "mean" in reduces
-    read = [*folded, *[_one_of(edges)] * counts]
-    bound = bind_passes(edges, passes, read, operands[0].dtype)
+    dtype, counting = operands[0].dtype, None
+    if "mean" in reduces:
+        bound = bind_passes(edges, ((COUNT,), *passes), folded, dtype)
+        counting = bound and bound[1]
+        folded = (*folded, _one_of(edges, dtype))
+    bound = bind_passes(edges, passes, folded, dtype)
     if bound is None:
         return None
     name, launch = bound
-    moved = sum(t.stride(0) * t.element_size() for t in folded) + operands[0].element_size() * (
+    moved = sum(t.stride(0) * t.element_size() for t in folded) + dtype.itemsize * (
         rule.message[0] * rule.message[1] * len(reduces)
     )
-    plan = EdgePlan(launch, rule.sides, changes(folds), counts, 0 if single else len(reduces),
+    plan = EdgePlan(launch, rule.sides, changes(folds), counting, 0 if single else len(reduces),
                     {name: None}, moved * (1 + 2 * any(needs)))  # fmt: skip
     if any(needs):
         plan.rule, plan.keeps = _Rule(rule), rule.keeps
@@ -74,9 +79,9 @@ def edge_plan_of(
     return plan
 
 
-def _one_of(edges: Edges) -> Tensor:
+def _one_of(edges: Edges, dtype: torch.dtype) -> Tensor:
     """Return a tensor like the degrees of targets."""
-    return torch.empty(1, 1, 1, device=edges.edge_index.device)
+    return torch.empty(1, 1, 1, dtype=accumulate(dtype), device=edges.edge_index.device)
 
 
 def _share(index: int) -> Formula:
@@ -134,7 +139,8 @@ class _Rule:
         places = {index: place for place, index in enumerate(indices) if index in ready}
         degrees = n + 2 * count
         if "mean" in rule.reduces:
-            ready[degrees], places[degrees] = _one_of(edges), len(indices)
+            like = next(t for t in tensors if t is not None and t.is_floating_point())
+            ready[degrees], places[degrees] = _one_of(edges, like.dtype), len(indices)
         grads = tuple(n + 2 * r in ready for r in range(count))
         kinds = kinds_of_shapes(rule.shapes)
         known = dict(enumerate(kinds)) | {degrees: (1, 1)}
@@ -170,7 +176,7 @@ class _Rule:
         tensors = dict(zip(rule.indices, saved, strict=True))
         n = len(rule.sides)
         if winners_are_columns(parse(rule.text), rule.reduces) and n + 1 in tensors:
-            source, winner = edges.edge_index[1 - edges.target], tensors[n + 1]
+            (source, _), winner = edges.ends(), tensors[n + 1]
             sources = source.index_select(0, winner.clamp(min=0).flatten()).view(winner.shape)
             tensors[n + 1] = torch.where(winner < 0, -1, sources.to(graph.col.dtype))
 

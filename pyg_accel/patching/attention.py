@@ -23,7 +23,7 @@ from torch import Tensor
 from pyg_accel import ops
 from pyg_accel.formula import Binary, Const, Formula, Operand, Unary, map_operands, operands_of
 from pyg_accel.graph import Graph
-from pyg_accel.ops.layout import Layout, broadcast
+from pyg_accel.ops.layout import Layout, broadcast, per_target
 from pyg_accel.ops.messages import messages
 from pyg_accel.patching.edge_type_matmul import with_pairs_as_sources
 from pyg_accel.record.edge_tensors import DeferredOperand, materialize, plain_shape
@@ -97,7 +97,7 @@ class Source:
                 "in place; look at them before, or copy them then"
             )
         return [
-            perform(_per_target, self.graph, t) if repeats else t
+            perform(per_target, self.graph, t) if repeats else t
             for t, repeats in zip(self.operands, self.repeated, strict=True)
         ]
 
@@ -118,11 +118,6 @@ class Source:
                 grad=self.grad,
             )  # fmt: skip
         return self._written
-
-
-def _per_target(graph: Graph, t: Tensor) -> Tensor:
-    """Repeat a row for every target."""
-    return t.expand(graph.num_rows, *t.shape[1:])
 
 
 def _softmax(

@@ -1,4 +1,4 @@
-"""PyG's functions on self-loops by a few calls each, in place of up to twenty operators."""
+"""Self-loops of PyG on a CPU by a few calls each, in place of up to twenty operators."""
 
 from collections.abc import Callable
 from functools import lru_cache, wraps
@@ -8,7 +8,6 @@ import torch
 from torch_geometric.utils.num_nodes import maybe_num_nodes
 
 from pyg_accel.graph.matrices import is_edge_index
-from pyg_accel.machine import is_captured
 from pyg_accel.runtime.native import library_of
 
 __all__ = ["native"]
@@ -38,9 +37,8 @@ def _is_plain(edge_index: Any) -> bool:
 
 def _library(edge_index: Any) -> Any:
     """The library for an edge_index; None if PyG's operators have to do."""
-    if not _is_plain(edge_index) or (edge_index.is_cuda and is_captured(edge_index)):
-        return None  # the host waits for the number of edges that stay
-    return library_of(edge_index.device)
+    on_cpu = _is_plain(edge_index) and edge_index.device.type == "cpu"
+    return library_of(edge_index.device) if on_cpu else None
 
 
 def _remove_self_loops(edge_index: Any, edge_attr: Any = None) -> Any:

@@ -1,8 +1,9 @@
 """Moves the normalisation of GCN from the edges to the nodes in programs for a GPU.
 
 ``gcn_norm`` makes a list of edges without self-loops and with one for every node, and a weight for
-each. A sum with these weights is D^-1/2 A D^-1/2 x without the loops of A, plus x / D. So it takes
-the degrees of nodes, and reads the edge list as it is, which spares a new graph a copy.
+each. A sum with these weights is D^-1/2 A D^-1/2 x. So it takes the degrees of nodes, and reads the
+edge list as it is, which spares a new graph a copy: the graph replaces self-loops while it is read
+(:class:`~pyg_accel.graph.csr.Edges`), also for attention.
 """
 
 import inspect
@@ -12,12 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
+from torch_geometric.utils import add_self_loops, remove_self_loops
 
 from pyg_accel import ops
-from pyg_accel.graph import for_autograd
+from pyg_accel.formula import operands_of, parse
+from pyg_accel.graph import Graph, for_autograd
 from pyg_accel.graph.derived import derived
 from pyg_accel.graph.memo import remembered
+from pyg_accel.ops.by_edge import degrees_of
 from pyg_accel.ops.csr import graph_of
+from pyg_accel.ops.layout import per_target
 from pyg_accel.record.about import ABOUT
 from pyg_accel.record.split import DERIVED
 
@@ -32,43 +37,24 @@ _SIGNATURE = inspect.Signature([  # of gcn_norm()
 ])  # fmt: skip
 
 
-def node_scales(
-    edge_index: Tensor, num_nodes: int, target: int, loops: bool, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    """Return what a sum over neighbours is scaled by, in place of weights of edges.
+def node_scales(matrix: Graph, dtype: torch.dtype) -> Tensor:
+    """Return 1 / sqrt(degree) of every node, [N, 1]; 0 for nodes without edges.
 
     Args:
-        edge_index: [2, E].
-        num_nodes: number of nodes, N.
-        target: row of edge_index that holds the target nodes.
-        loops: every node gets one self-loop in place of those that it has.
-        dtype: of the results.
-
-    Returns:
-        [N, 1] 1 / sqrt(degree), 0 for a node without edges, and [N, 1] by how much the features of
-        a node count beyond those of its entries in edge_index.
+        matrix: the graph, of as many sources as targets.
+        dtype: of the result.
     """
 
     @for_autograd
-    def make() -> tuple[Tensor, Tensor]:
-        count = torch.zeros(2, num_nodes, dtype=dtype, device=edge_index.device)
-        rows, cols = edge_index[target], edge_index[1 - target]
-        count[0].index_add_(0, rows, count.new_ones(()).expand_as(rows))
-        if loops:
-            count[1].index_add_(0, rows, (rows == cols).to(dtype))
-            own = 1 - count[1]
-            scale = count[0].add_(own).rsqrt_()
-            return scale.view(-1, 1), own.mul_(scale).mul_(scale).view(-1, 1)
-        scale = count[0].pow_(-0.5)
-        return scale.masked_fill_(scale == float("inf"), 0.0).view(-1, 1), count[1].view(-1, 1)
+    def make() -> Tensor:
+        scale = degrees_of(matrix, dtype).rsqrt().to(dtype)
+        return scale if matrix.has_loops else scale.masked_fill_(scale == float("inf"), 0.0)
 
-    key = "node scales", num_nodes, target, loops, dtype
-    scales: tuple[Tensor, Tensor] = derived((edge_index,), key, make)
-    return scales
+    return derived((matrix,), ("node scales", dtype), make)
 
 
 def on_nodes(graph: fx.Graph, constants: dict[str, Any]) -> fx.Graph:
-    """Return a recording whose normalised sums read degrees in place of weights of edges.
+    """Return a recording that reads degrees in place of weights, and makes no lists of edges.
 
     Args:
         graph: the recording.
@@ -80,6 +66,8 @@ def on_nodes(graph: fx.Graph, constants: dict[str, Any]) -> fx.Graph:
         sums = _sums(norm, constants)
         if sums:
             _replace(out, norm, sums)
+    for node in [*out.nodes]:
+        _replace_loops(node, constants)
     for node in reversed(out.nodes):
         if not node.users and node.op.startswith("call") and _is_of_edges(node):
             out.erase_node(node)
@@ -88,17 +76,22 @@ def on_nodes(graph: fx.Graph, constants: dict[str, Any]) -> fx.Graph:
 
 def _is_plain_norm(node: fx.Node, constants: dict[str, Any]) -> bool:
     """Whether a node is gcn_norm() of an edge_index without weights."""
-    if node.target is not remembered or not isinstance(node.args[0], fx.Node):
-        return False
-    function = constants.get(str(node.args[0].target))
-    if getattr(function, "__wrapped__", function) is not gcn_norm and (
-        getattr(function, "__qualname__", "") != "gcn_norm"
-    ):
+    if not _is_call(node, constants, gcn_norm):
         return False
     given = _arguments(node)
     return given["edge_weight"] is None and given["num_nodes"] is not None and (
         given["dtype"] in (torch.float32, torch.float64)
     )  # fmt: skip
+
+
+def _is_call(node: Any, constants: dict[str, Any], function: Any) -> bool:
+    """Whether a node calls a function of PyG on edges, or what stands for it."""
+    if not isinstance(node, fx.Node) or node.target is not remembered:
+        return False
+    called = constants.get(str(getattr(node.args[0], "target", "")))
+    return getattr(called, "__wrapped__", called) is function or (
+        getattr(called, "__qualname__", "") == function.__qualname__
+    )
 
 
 def _arguments(norm: fx.Node) -> dict[str, Any]:
@@ -146,22 +139,80 @@ def _replace(out: fx.Graph, norm: fx.Node, sums: list[fx.Node]) -> None:
     edges, nodes, loops = given["edge_index"], given["num_nodes"], given["add_self_loops"]
     target = 1 if given["flow"] == "source_to_target" else 0
     with out.inserting_before(norm):
-        scales = out.call_function(node_scales, (edges, nodes, target, loops, given["dtype"]))
-        scales.meta[DERIVED] = True
-        scale, own = (out.call_function(operator.getitem, (scales, i)) for i in (0, 1))
-        matrix = out.call_function(graph_of, (edges, nodes, nodes, target))
-        matrix.meta[DERIVED] = True
+        own = nodes if loops else None
+        matrix = out.call_function(graph_of, (edges, nodes, nodes, target, own))
+        scale = out.call_function(node_scales, (matrix, given["dtype"]))
+        matrix.meta[DERIVED] = scale.meta[DERIVED] = True
     for node in sums:
         x = node.args[2][1]  # type: ignore[index]
         with out.inserting_before(node):
             result = out.call_function(ops.gspmm, (matrix, _SCALED, [scale, scale, x]))
-            if loops:
-                result = out.call_function(torch.addcmul, (result, own, x))
         result.meta |= node.meta
         node.replace_all_uses_with(result)
 
 
+def _replace_loops(added: fx.Node, constants: dict[str, Any]) -> None:
+    """Let a graph have the self-loops that a node adds to a list of edges without any."""
+    listed = _first_result(added.args[1]) if len(added.args) > 1 else None
+    nodes = added.kwargs.get("num_nodes")
+    if not _is_call(added, constants, add_self_loops) or nodes is None:
+        return
+    if listed is None or not _is_call(listed, constants, remove_self_loops):
+        return
+    if any(argument is not None for node in (added, listed) for argument in node.args[2:]):
+        return  # features of edges
+    if any(_first_result(user) is None and user.users for node in (added, listed)
+           for user in node.users):  # fmt: skip
+        return
+    users = [user for part in added.users for user in part.users]
+    matrices = [user for user in users if user.target is graph_of]
+    numbers = [size for user in users if user.target is not graph_of for size in user.users]
+    if not all(_reads_no_edges(user, constants) for matrix in matrices for user in matrix.users):
+        return
+    if any(u.target not in (graph_of, Tensor.__getitem__) for u in users) or not all(
+        map(_is_only_asked_for_zero, numbers)
+    ):
+        return
+    for matrix in matrices:
+        matrix.args = (listed.args[1], *matrix.args[1:4], nodes)
+    for number in numbers:  # of edges; there are none if there are no nodes
+        for user in [*number.users]:
+            user.args = tuple(nodes if a is number else a for a in user.args)
+
+
+def _first_result(node: Any) -> Any:
+    """Return the node whose first result this is; None if it is not one."""
+    is_first = isinstance(node, fx.Node) and node.target is operator.getitem and node.args[1] == 0
+    return node.args[0] if is_first else None
+
+
+def _reads_no_edges(user: fx.Node, constants: dict[str, Any]) -> bool:
+    """Whether a node calls an operator on a graph without features of edges."""
+    if user.target is per_target:
+        return True
+    if user.target not in (ops.gspmm, ops.attention) or user.kwargs.get("reduce") == "none":
+        return False
+    formulas = [constants.get(str(a.target)) if isinstance(a, fx.Node) else a
+                for a in user.args[1:-1]]  # fmt: skip
+    return not any(o.side == "e" for f in formulas for o in operands_of(parse(str(f))))
+
+
+def _is_only_asked_for_zero(number: fx.Node) -> bool:
+    """Whether all that is asked of a number is whether it is zero."""
+    if number.op != "call_method" or number.target != "size":
+        return False
+    pending = [*number.users]
+    while pending:
+        user = pending.pop()
+        if user.target is operator.mul and 1 in user.args:
+            pending += user.users
+        elif user.target is not operator.eq or user.args[1] != 0:
+            return False
+    return True
+
+
 def _is_of_edges(node: fx.Node) -> bool:
     return node.target in (
-        remembered, graph_of, operator.getitem, ops.gspmm, Tensor.view, Tensor.unsqueeze
+        remembered, graph_of, operator.getitem, ops.gspmm, Tensor.view, Tensor.unsqueeze,
+        Tensor.__getitem__, "size",
     )  # fmt: skip

@@ -238,7 +238,7 @@ def test_a_graph_of_edges_is_built_when_something_asks_for_it():
     assert graph.degree.tolist() == [1, 2, 1]
     assert not graph.built
     assert graph.edge_list().edge_index is edges
-    assert graph.edge_list()[1:] == (1, 3, 4)
+    assert graph.edge_list()[1:] == (1, 3, 4, None)
     same = Graph.from_edge_index(edges, (4, 3))
     assert graph.rowptr.tolist() == same.rowptr.tolist()
     assert graph.built

@@ -30,10 +30,8 @@ needs_library = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(params=["cpu", "cuda"])
-def library(request: pytest.FixtureRequest) -> Any:
-    if request.param == "cuda":
-        return request.getfixturevalue("cuda_on_cpu")
+@pytest.fixture
+def library() -> Any:
     if reasons := cpu_unavailable_reasons():
         pytest.skip(reasons[0])
     return cpu_library()

@@ -8,6 +8,9 @@ import torch
 from torch import Tensor
 from torch_geometric.nn import (
     APPNP,
+    AGNNConv,
+    GATConv,
+    GATv2Conv,
     GCN2Conv,
     GCNConv,
     LGConv,
@@ -16,8 +19,11 @@ from torch_geometric.nn import (
     TAGConv,
 )
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
+from torch_geometric.utils import add_self_loops, remove_self_loops
 
 import pyg_accel
+from pyg_accel import Graph, ops, use_backend
+from pyg_accel.ops import by_edge
 from pyg_accel.patching import programs
 from pyg_accel.record.normalisation import node_scales
 from pyg_accel.record.program import LayerProgram
@@ -33,6 +39,11 @@ LAYERS: dict[str, Callable[[], torch.nn.Module]] = {
     "appnp": lambda: APPNP(2, 0.1),
     "light": lambda: LGConv(),
     "gcn2": lambda: GCN2Conv(F, 0.1),
+}
+ATTENTION: dict[str, Callable[[], torch.nn.Module]] = {
+    "gat": lambda: GATConv(F, 4, 2),
+    "gatv2": lambda: GATv2Conv(F, 4, 2),
+    "agnn": lambda: AGNNConv(),
 }
 
 
@@ -57,10 +68,28 @@ def by_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LayerProgram, "__post_init__", post_init)
 
 
-@pytest.mark.parametrize("name", LAYERS)
-def test_results_and_gradients_are_those_of_pyg(name: str, by_nodes: None) -> None:
+@pytest.fixture
+def by_edges(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Graphs are not built on a CPU either."""
+    describe = Graph._describe
+
+    def on_a_gpu(graph: Graph, *args: Any) -> None:
+        describe(graph, *args)
+        graph.is_cuda = True
+
+    monkeypatch.setattr(Graph, "_describe", on_a_gpu)
+    monkeypatch.setattr(by_edge, "BUILD_SECONDS", float("inf"))
+
+
+@pytest.mark.parametrize("name", LAYERS | ATTENTION)
+@pytest.mark.parametrize("unbuilt", [False, True])
+def test_results_and_gradients_are_those_of_pyg(
+    name: str, unbuilt: bool, by_nodes: None, request: pytest.FixtureRequest
+) -> None:
     torch.manual_seed(0)
-    layer, x = LAYERS[name]().double(), torch.randn(N, F, dtype=torch.float64)
+    if unbuilt:
+        request.getfixturevalue("by_edges")
+    layer, x = (LAYERS | ATTENTION)[name]().double(), torch.randn(N, F, dtype=torch.float64)
     graphs = [graph() for _ in range(4)]
 
     def run(edges: Tensor) -> list[Tensor]:
@@ -70,13 +99,32 @@ def test_results_and_gradients_are_those_of_pyg(name: str, by_nodes: None) -> No
         return [out, *torch.autograd.grad(out.square().sum(), [features, *layer.parameters()])]
 
     expected = [run(edges) for edges in graphs]
-    with pyg_accel.patched(layer):
+    with pyg_accel.patched(layer), use_backend("reference" if unbuilt else "auto"):
         for edges, right in zip(graphs, expected, strict=True):
             torch.testing.assert_close(run(edges), right)
         known = programs.own(layer, "call")
     assert known is not None
-    assert any("mul(v0,mul(u1,u2))" in str(p._functions[0].__code__.co_consts)
-               for p in known.programs)  # fmt: skip
+    for program in known.programs:
+        codes = [f.__code__.co_consts + f.__code__.co_names for f in program._functions]
+        if name in ATTENTION:
+            assert "remembered" not in str(codes)
+        else:
+            assert "mul(v0,mul(u1,u2))" in str(codes)
+    assert known.programs
+
+
+@pytest.mark.parametrize("name", ["gcn", "gat", "gatv2"])
+def test_layers_on_edges_by_triton(name: str, by_nodes: None, by_edges: None) -> None:
+    layer, x, edges = (LAYERS | ATTENTION)[name](), torch.randn(N, F, requires_grad=True), graph()
+
+    def run() -> list[Tensor]:
+        out = layer(x, edges)
+        return [out, *torch.autograd.grad(out.square().sum(), [x, *layer.parameters()])]
+
+    expected = run()
+    with pyg_accel.patched(layer), use_backend("triton"):
+        for _ in range(2):
+            torch.testing.assert_close(run(), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_weights_that_the_layer_returns_stay(by_nodes: None) -> None:
@@ -97,11 +145,32 @@ def test_weights_that_the_layer_returns_stay(by_nodes: None) -> None:
 def test_scales_are_products_of_weights(target: int, loops: bool) -> None:
     edges = graph()
     flow = "source_to_target" if target else "target_to_source"
-    scale, own = node_scales(edges, N, target, loops, torch.float64)
+    matrix = Graph.of_edges(edges, target, N, N, loops=N if loops else None)
+    scale = node_scales(matrix, torch.float64)
     weighted, weight = gcn_norm(edges, None, N, False, loops, flow, torch.float64)
     right = torch.zeros(N, N, dtype=torch.float64)
     right.index_put_((weighted[target], weighted[1 - target]), weight, accumulate=True)
-    found = torch.zeros(N, N, dtype=torch.float64)
-    ones = torch.ones(edges.size(1), dtype=torch.float64)
-    found.index_put_((edges[target], edges[1 - target]), ones, accumulate=True)
-    torch.testing.assert_close(scale * found * scale.t() + torch.diag(own[:, 0]), right)
+    found = ops.spmm(matrix, torch.eye(N, dtype=torch.float64))
+    torch.testing.assert_close(scale * found * scale.t(), right)
+
+
+@pytest.mark.parametrize("backend", ["reference", "triton"])
+@pytest.mark.parametrize("loops", [0, 3, N])
+@pytest.mark.parametrize("reduce", ["sum", "mean", "max"])
+def test_graphs_replace_self_loops(reduce: str, loops: int, backend: str, by_edges: None) -> None:
+    edges, x = graph(), torch.randn(N, F, dtype=torch.float64, requires_grad=True)
+    listed = add_self_loops(remove_self_loops(edges)[0], num_nodes=N)[0]
+    listed = listed[:, : listed.size(1) - N + loops]
+    with use_backend(backend):
+        found = Graph.of_edges(edges, 1, N, N, loops=loops)
+        results = []
+        for matrix in (found, Graph.of_edges(listed, 1, N, N)):
+            out = ops.gspmm(matrix, "relu(add(u0,v1))", [x, x.sin()], reduce=reduce)
+            results.append((out, *torch.autograd.grad(out.square().sum(), x)))
+        assert not found.built
+    torch.testing.assert_close(results[0], results[1])
+    assert found.build().num_edges == listed.size(1)
+    with use_backend("reference"):
+        torch.testing.assert_close(
+            ops.gspmm(found, "relu(add(u0,v1))", [x, x.sin()], reduce=reduce), results[0][0]
+        )

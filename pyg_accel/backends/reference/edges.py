@@ -29,11 +29,13 @@ def edge_passes(edges: Edges, passes: Passes, operands: Sequence[Tensor | None])
     """
     floats = [t.dtype for t in operands if t is not None and t.is_floating_point()]
     dtype = floats[0] if floats else torch.float32
-    target = edges.edge_index[edges.target].long()
-    source = edges.edge_index[1 - edges.target].long()
+    source, target = (ids.long() for ids in edges.ends())
     numbers = torch.arange(target.numel(), device=target.device)
-    place = {"u": source, "v": target, "e": numbers}
     rows = {"u": edges.num_cols, "v": edges.num_rows, "e": target.numel()}
+    if edges.loops is not None:
+        stay = (source != target) | (numbers >= edges.edge_index.size(1))
+        source, target, numbers = source[stay], target[stay], numbers[stay]
+    place = {"u": source, "v": target, "e": numbers}
     wide = accumulate(dtype)
     values = [torch.empty(0, 1, 1, dtype=wide) if t is None else t for t in operands]
     values = [t.to(wide) if t.is_floating_point() else t for t in values]
@@ -48,14 +50,15 @@ def edge_passes(edges: Edges, passes: Passes, operands: Sequence[Tensor | None])
                 message = evaluate(output.formula, values, place).expand(target.numel(), -1, -1)
             index, count = place[output.side], rows[output.side]
             if output.reduce == "winner":
-                result = _winners(message, values[output.of], index, source)
+                result = _winners(message, values[output.of], index, source, numbers)
             else:
                 result = _reduced(message, output, index, count)
             results.append(result)
             if output.kept:
                 exact = output.wide or output.reduce == "winner"
                 shape = (count, *(output.trailing or output.shape))
-                kept.append((result if exact else result.to(dtype)).reshape(shape))
+                out = (result if exact else result.to(dtype)).reshape(shape)
+                kept.append(out if out._base is None else out.clone())  # which users may change
         values += results
     return kept
 
@@ -71,7 +74,9 @@ def _reduced(message: Tensor, output: Output, index: Tensor, rows: int) -> Tenso
     return zeros.scatter_reduce(0, index, message, name, include_self=False)
 
 
-def _winners(message: Tensor, best: Tensor, index: Tensor, source: Tensor) -> Tensor:
+def _winners(
+    message: Tensor, best: Tensor, index: Tensor, source: Tensor, numbers: Tensor
+) -> Tensor:
     """Return the edge of the lowest source among those whose message is the best."""
     most = best.index_select(0, index)
     wins = (message == most) | (message.isnan() & most.isnan())
@@ -82,5 +87,5 @@ def _winners(message: Tensor, best: Tensor, index: Tensor, source: Tensor) -> Te
     ranks = torch.where(wins, rank.view(-1, 1, 1), none)
     first = torch.full(best.shape, none, device=best.device)
     first.scatter_reduce_(0, index.view(-1, 1, 1).expand_as(ranks), ranks, "amin")
-    padded = torch.cat([order, order.new_full((1,), -1)])
+    padded = torch.cat([numbers[order], order.new_full((1,), -1)])
     return padded[first].to(torch.int32)

@@ -69,7 +69,9 @@ def bind(
     at = len(operands)
     for part in passes:
         recipe, used = _recipe(part, plain[:at], dtypes)
-        made.append((replace(recipe, traps=edges.edge_index.is_cuda), used))
+        made.append(
+            (replace(recipe, loops=edges.loops is not None, traps=edges.edge_index.is_cuda), used)
+        )
         at += len(part)
     places = _allocate(sequence, passes, [recipe for recipe, _ in made], dtypes)
     for part, (recipe, used) in zip(passes, made, strict=True):
@@ -186,7 +188,7 @@ def _append(
     widths = [r.seen.shape[1:] for r in reads if r is not None]
     widths += [output.shape for output in recipe.outputs]
     heads, width = (max(size[d] for size in widths) for d in (0, 1))
-    arguments += [*outs, _ENTRIES, _COLS, _ROWS, Size(3), Size(4), Size(5), heads,
+    arguments += [*outs, _ENTRIES, _COLS, _ROWS, *map(Size, range(3, 7)), heads,
                   width // recipe.unit]  # fmt: skip
     empty = 0 in (heads, width)
     grid = (Blocks(0, 1, recipe.lanes * recipe.unroll),

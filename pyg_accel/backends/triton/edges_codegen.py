@@ -39,7 +39,8 @@ def edge_kernel(recipe: EdgeRecipe) -> Any:
     for i in range(len(recipe.kinds)):
         names += [f"x{i}_ptr", f"x{i}_stride"]
     names += [f"out{k}_ptr" for k in range(len(recipe.outputs))]
-    names += ["entries", "num_cols", "num_rows", "source_at", "target_at", "step", "heads", "width"]
+    names += ["entries", "num_cols", "num_rows", "source_at", "target_at", "step", "listed"]
+    names += ["heads", "width"]
     bits = f"BITS: tl.constexpr = tl.uint{64 if recipe.accumulate == 'float64' else 32}"
     return build("edge_kernel", names, recipe, [bits], _lines(recipe))
 
@@ -74,24 +75,33 @@ def _lines(recipe: EdgeRecipe) -> list[str]:
 
 
 def _ids(recipe: EdgeRecipe) -> list[str]:
-    """`at`, `row`, `col` and `ok` of every edge."""
+    """`at`, `row`, `col`, `wrong` (-1 for ids of no node) and `ok` of every edge."""
     lanes, unroll = recipe.lanes, recipe.unroll
     lines = [f"first = tl.program_id(0) * {lanes * unroll} + tl.arange(0, {lanes}) * {unroll}"]
     for u in range(unroll):
         lines += [
             f"at{u} = first + {u}",
             f"place{u} = at{u}.to(tl.int64) * step",
-            f"ok{u} = at{u} < entries",
+            f"ok{u} = at{u} < listed",
             *(f"{name}{u} = tl.load(edges_ptr + {at} + place{u}, mask=ok{u}, other=-1).to(tl.int64)"
               for name, at in (("row", "target_at"), ("col", "source_at"))),
         ]  # fmt: skip
     for u in range(unroll):
         # Signs instead of comparisons and `where`, to which Triton 3.6 gives layouts that differ.
+        if recipe.loops:  # ids are -1 where nothing was read
+            lines += [
+                f"behind{u} = (at{u} - listed).to(tl.int64)",
+                f"own{u} = (behind{u} + 1) & ~(behind{u} >> 63)",
+                f"other{u} = row{u} ^ col{u}",
+                f"other{u} = (other{u} | -other{u} | ~(behind{u} >> 63)) >> 63",
+                *(f"{name}{u} = {name}{u} + own{u}" for name in ("row", "col")),
+            ]
         wrong = f"(row{u} | col{u} | (num_rows - 1 - row{u}) | (num_cols - 1 - col{u})) >> 63"
+        dropped = f" | ~other{u} | ((entries - 1 - at{u}) >> 31)" if recipe.loops else ""
         lines += [
-            f"wrong{u} = {wrong}",
-            f"row{u} = (row{u} | wrong{u}).to(tl.int32)",
-            f"col{u} = (col{u} | wrong{u}).to(tl.int32)",
+            f"wrong{u} = ({wrong}).to(tl.int32)",
+            f"row{u} = (row{u} | wrong{u}{dropped}).to(tl.int32)",
+            f"col{u} = (col{u} | wrong{u}{dropped}).to(tl.int32)",
             f"ok{u} = row{u} >= 0",
         ]
     return lines
@@ -102,7 +112,7 @@ def _trap(recipe: EdgeRecipe, operand: Operand) -> str:
 
     For device_assert, and whatever does not work on features, ids are read in two layouts.
     """
-    wrong = " | ".join(f"(~ok{u} & (at{u} < entries))" for u in range(recipe.unroll))
+    wrong = " | ".join(f"((wrong{u} < 0) & (at{u} < entries))" for u in range(recipe.unroll))
     kind, bits = ("d", 64) if recipe.accumulate == "float64" else ("f", 32)
     code = f"{{ .reg .pred p; setp.ne.s32 p, $2, 0; @p trap; mov.f{bits} $0, $1; }}"
     name = f"{operand.side}{operand.index}_0"

@@ -69,12 +69,14 @@ class EdgeRecipe(Recipe):
         raw: of each operand: ``max`` or ``min`` for bits that a pass with that reduction left.
         lanes: edges of a program side by side.
         unroll: neighbouring edges of each lane.
+        loops: nodes have a self-loop each, in place of all in the edge list.
         traps: ids of nodes that do not exist are an error on the device.
     """
 
     raw: tuple[str, ...]
     lanes: int
     unroll: int
+    loops: bool = False
     traps: bool = False
 
     def is_atomic(self, k: int) -> bool:
