@@ -109,7 +109,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     reasons: dict[bool, Counter[str]] = {True: Counter(), False: Counter()}
     for report in terminalreporter.stats.get("skipped", []):
         reason = str(report.longrepr[2]).removeprefix("Skipped: ")
-        needs_gpu = "gpu" in report.keywords or re.search("GPU|CUDA", reason) is not None
+        marks = getattr(report, "keywords", ())  # modules that are skipped have none
+        needs_gpu = "gpu" in marks or re.search("GPU|CUDA", reason) is not None
         reasons[needs_gpu][reason] += 1
     for needs_gpu, counts in reasons.items():
         what = "for want of a GPU" if needs_gpu else "for other reasons"

@@ -28,6 +28,7 @@ __all__ = ["GraphHistory", "derived", "find", "forget", "holding", "keep", "valu
 T = TypeVar("T")
 _Place = tuple[Any, ...]
 _STRIDED = torch.strided
+_Where = tuple["ref[Any]", _Place, list[int]]  # the first owner, place in its record, versions
 _Record = dict[_Place, tuple[list[int], Any]]  # versions of the owners, and the value
 
 _records: "dict[ref[Any], _Record]" = {}  # by the first owner
@@ -52,16 +53,21 @@ def derived(
         lasting: store it for any owners, as long as they live. This holds for all entries of an
             owner that has such an entry.
     """
-    value: T | None = find(owners, key, lasting=lasting)
+    where = _where(owners, key, lasting)
+    value: T | None = _found(where)
     if value is None:
         value = make()
-        keep(owners, key, value, lasting=lasting)
+        _keep(where, owners, value, lasting)
     return value
 
 
 def find(owners: Sequence[Any], key: Hashable, *, lasting: bool = False) -> Any:
     """Return the value that :func:`derived` or :func:`keep` has stored, or None."""
-    where = _where(owners, key, lasting)
+    return _found(_where(owners, key, lasting))
+
+
+def _found(where: "_Where | None") -> Any:
+    """Return the value that is stored there, or None."""
     if where is None:
         return None
     first, place, versions = where
@@ -79,15 +85,19 @@ def find(owners: Sequence[Any], key: Hashable, *, lasting: bool = False) -> Any:
 
 def keep(owners: Sequence[Any], key: Hashable, value: Any, *, lasting: bool = False) -> bool:
     """Store a value, as :func:`derived` does; return whether it was stored."""
+    return _keep(_where(owners, key, lasting), owners, value, lasting)
+
+
+def _keep(where: "_Where | None", owners: Sequence[Any], value: Any, lasting: bool) -> bool:
+    """Store a value there; return whether it was stored."""
     for collected in _collectors:
         collected.append(value)
-    where = _where(owners, key, lasting)
     if where is None:
         return False
     first, place, versions = where
     if len(owners) > 1:
         drop = partial(_drop_entries, first)
-        place = (key, *(ref(p(), drop) if type(p) is ref else p for p in place[1:]))
+        place = (place[0], *(ref(p(), drop) if type(p) is ref else p for p in place[1:]))
     record = _records.get(first)
     if record is None:
         owner = ref(first(), _drop)
@@ -160,9 +170,7 @@ def holding() -> Iterator[list[Any]]:
         _collectors[:] = [other for other in _collectors if other is not collected]
 
 
-def _where(
-    owners: Sequence[Any], key: Hashable, lasting: bool
-) -> "tuple[ref[Any], _Place, list[int]] | None":
+def _where(owners: Sequence[Any], key: Hashable, lasting: bool) -> "_Where | None":
     """Return the first owner, the key of an entry in its record, and the versions of all owners."""
     first: ref[Any] | None = None
     place: list[Any] = [key]

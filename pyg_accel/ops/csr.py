@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pyg_accel.graph import CSR, Graph
-from pyg_accel.graph.derived import derived, find, keep
+from pyg_accel.graph.derived import derived, keep
 from pyg_accel.machine import is_captured
 from pyg_accel.ops.operator import define
 
@@ -29,16 +29,18 @@ def graph_of(
         target: row of edge_index that holds the target nodes.
         loops: number of nodes that get one self-loop each, in place of all in edge_index.
     """
-    graph: Graph | None = find((edge_index,), ("graph", target, num_rows, num_cols, loops))
-    if graph is None:
+
+    def make() -> Graph:
         if loops is not None:
             graph = Graph.of_edges(edge_index, target, num_rows, num_cols, loops=loops)
         else:
             size = (num_cols, num_rows) if target == 1 else (num_rows, num_cols)
             flow = "source_to_target" if target == 1 else "target_to_source"
             graph = Graph.from_edge_index(edge_index, size, flow)
-        keep_graph(edge_index, target, graph, loops=loops)
-    return graph
+        graph.release_edges()
+        return graph
+
+    return derived((edge_index,), ("graph", target, num_rows, num_cols, loops), make)
 
 
 class IdleRows:
@@ -64,10 +66,10 @@ def idle_rows_of(edge_index: Tensor, row: int, nodes: int) -> IdleRows:
     return derived((edge_index,), key, lambda: IdleRows(edge_index, row, nodes))
 
 
-def keep_graph(edge_index: Tensor, target: int, graph: Graph, *, loops: int | None = None) -> None:
+def keep_graph(edge_index: Tensor, target: int, graph: Graph) -> None:
     """Let :func:`graph_of` find a graph; it does not keep the edge list alive any more."""
     graph.release_edges()
-    keep((edge_index,), ("graph", target, graph.num_rows, graph.num_cols, loops), graph)
+    keep((edge_index,), ("graph", target, graph.num_rows, graph.num_cols, None), graph)
 
 
 class CompiledGraph(Graph):

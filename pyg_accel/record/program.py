@@ -109,7 +109,7 @@ class LayerProgram:
     def _compile(self, graph: torch.fx.Graph) -> None:
         self._parts = split(graph)
         self.writes = any(WRITES in node.meta for node in self.graph.nodes)
-        self.derives = sum(_remembers(node) for node in graph.nodes)
+        self.derives = sum(_remembers(node) for node in self.graph.nodes)
         self.derives_anew = derives_anew(graph)
         graphs = (graph,) if self._parts is None else (self._parts.rest, self._parts.derive)
         self._functions = tuple(map(_compiled, graphs))
