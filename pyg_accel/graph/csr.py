@@ -230,7 +230,9 @@ class EdgeList:
     def tensor(self) -> Tensor | None:
         """Return it; None if that tensor has been freed, though its memory may not be."""
         edge_index = self.strong if self._weak is None else self._weak()
-        if edge_index is None or self._version in (None, edge_index._version):
+        if edge_index is None or edge_index.is_inference():
+            return edge_index
+        if self._version in (None, edge_index._version) or torch.compiler.is_compiling():
             return edge_index
         raise RuntimeError("the edge list of a graph was changed in place before it was read")
 

@@ -51,6 +51,21 @@ class Graph:
     col: Tensor
     perm: Tensor | None
     sorted: bool
+    plans: dict[Any, Any]
+    _known: dict[Any, Any]
+    _known_of_transpose: dict[Any, Any]
+
+    # Of a graph that is new; a step may make one for each of its layers.
+    built = False
+    extra_seconds = 0.0
+    counts: Tensor | None = None
+    _edges: EdgeList | None = None
+    _target = 1
+    _loops: int | None = None
+    _captured = False
+    _transposed: tuple[Tensor, Tensor, Tensor] | None = None
+    _transposed_edges: Tensor | None = None
+    _degree: Tensor | None = None
 
     def __init__(
         self,
@@ -97,25 +112,13 @@ class Graph:
         self.num_edges = num_edges
         self.device = like.device
         self.is_cuda = like.is_cuda
-        self.built = False
-        self.extra_seconds = 0.0
-        self.counts: Tensor | None = None
-        self.plans: dict[Any, Any] = {}
-        self._edges: EdgeList | None = None
-        self._target = 1
-        self._loops: int | None = None
-        self._captured = False
-        self._transposed: tuple[Tensor, Tensor, Tensor] | None = None
-        self._transposed_edges: Tensor | None = None
-        self._degree: Tensor | None = None
-        self._known: dict[Any, Any] = {}
-        self._known_of_transpose: dict[Any, Any] = {}
 
     def _hold_arrays(self, rowptr: Tensor, col: Tensor, perm: Tensor | None, sorted: bool) -> None:
         self.rowptr = rowptr
         self.col = col
         self.perm = perm
         self.sorted = sorted
+        self.plans, self._known, self._known_of_transpose = {}, {}, {}
         self.built = True
 
     def __getattr__(self, name: str) -> Any:

@@ -262,10 +262,10 @@ def test_it_is_chosen_for_graphs_that_share_and_are_used_again(monkeypatch):
     node = torch.arange(count, device="cuda")
     block = (node // 64 * 64).unsqueeze(1) + torch.arange(64, device="cuda")
     edges = torch.stack([block.flatten(), node.repeat_interleave(64)])
-    graph = Graph.from_edge_index(edges, (count, count))
+    graph = Graph.from_edge_index(edges, (count, count)).build()
     other = edges.clone()
     other[0] = torch.randint(count, (other.size(1),), device="cuda")
-    shuffled = Graph.from_edge_index(other, (count, count))
+    shuffled = Graph.from_edge_index(other, (count, count)).build()
     x = torch.randn(count, 256, device="cuda", dtype=torch.bfloat16)
     with use_backend("auto"):
         for which, expected in (
@@ -276,7 +276,7 @@ def test_it_is_chosen_for_graphs_that_share_and_are_used_again(monkeypatch):
                 for _ in range(12):
                     out = ops.spmm(which, x)
             assert list(names) == list(expected)
-        both = Graph.from_edge_index(torch.cat([edges, other], 1), (count, count))
+        both = Graph.from_edge_index(torch.cat([edges, other], 1), (count, count)).build()
         for _ in range(9):
             out = ops.spmm(both, x)
         with record_choices() as names:

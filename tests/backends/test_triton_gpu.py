@@ -269,7 +269,7 @@ def test_features_that_fill_no_loads_are_copied(reduce, dtype, monkeypatch):
     monkeypatch.setattr(padding, "padded", lambda *t: copies.append(t) or padded(*t))
     generator = torch.Generator("cuda").manual_seed(0)
     edge_index = torch.randint(5000, (2, 1_000_000), device="cuda", generator=generator)
-    graph = Graph.from_edge_index(edge_index, (5000, 5000))
+    graph = Graph.from_edge_index(edge_index, (5000, 5000)).build()
     (x,) = make_operands(graph, "u", 41, dtype)
     with use_backend("triton"):
         found = ops.gspmm(graph, "u0", [x], reduce=reduce)
