@@ -230,9 +230,10 @@ class EdgeList:
     def tensor(self) -> Tensor | None:
         """Return it; None if that tensor has been freed, though its memory may not be."""
         edge_index = self.strong if self._weak is None else self._weak()
-        if edge_index is None or edge_index.is_inference():
+        # A compiler cannot trace the other questions.
+        if edge_index is None or torch.compiler.is_compiling() or edge_index.is_inference():
             return edge_index
-        if self._version in (None, edge_index._version) or torch.compiler.is_compiling():
+        if self._version in (None, edge_index._version):
             return edge_index
         raise RuntimeError("the edge list of a graph was changed in place before it was read")
 
