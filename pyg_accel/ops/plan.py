@@ -245,11 +245,14 @@ def _keep(graph: Graph, key: Any, plan: OperatorPlan) -> None:
 
 
 def folding(operand: Tensor, heads: int, width: int) -> tuple[Fold, Tensor]:
-    """Return what brings tensors like this one to [rows, heads, width], and this one so.
+    """Return what brings tensors like this one to [rows, heads, width], and one like it so.
 
     Each row is contiguous afterwards. None for what is so already. Of any number of rows.
     """
-    shape, operand = (operand.size(0), heads, width), operand.detach()
+    operand = operand.detach()
+    if operand.size(0) < 2:  # views of one row do not have its strides
+        operand = operand.new_empty_strided((2, *operand.shape[1:]), operand.stride())
+    shape = (operand.size(0), heads, width)
     change: Fold = None
     if operand.shape != shape:
         try:

@@ -50,6 +50,8 @@ def edge_plan_of(
         return None
     if "prod" in reduces or any(t.device != edges.edge_index.device for t in operands):
         return None
+    if any(0 in trailing for trailing in trailings):
+        return None
     rule = reduction_of(text, reduces, edge_order, trailings, needs)
     by_edge = rule is not None and ("e" in rule.sides or "none" in reduces)
     if rule is None or (by_edge and (edges.loops is not None or not rule.edge_order)):

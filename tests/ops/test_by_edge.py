@@ -225,6 +225,22 @@ def test_many_graphs_leave_nothing_behind():
     assert (len(by_edge._plans), sum(isinstance(t, Graph) for t in gc.get_objects())) == before
 
 
+def test_a_graph_of_one_node_comes_first(backend):
+    for case in (GraphCase("one", torch.tensor([[0], [0]]), 1, 1), small(CASES["directed"])):
+        wide = made(case, "u", (FULL,), 1, 5)[0].flatten(1)
+        operands = [wide[:, :1].sin(), wide[:, 1:2], wide[:, 1:]]
+        found = ops.gspmm(of_edges(case), "mul(u0,mul(u1,u2))", operands)
+        right = ops.gspmm(of_edges(case).build(), "u0", [operands[0] * operands[1] * operands[2]])
+        assert_same([found], [right])
+
+
+def test_operands_without_elements(backend):
+    case = small(CASES["directed"])
+    operands = [torch.ones(case.num_sources, 1, 5), torch.ones(case.num_sources, 0, 5)]
+    found = ops.gspmm(of_edges(case), "mul(u0,u1)", operands)
+    assert found.shape == (case.num_targets, 0, 5)
+
+
 def test_ids_out_of_range_write_nothing():
     """On a GPU they are an error of the device besides."""
     from pyg_accel.backends.triton.edges import run
