@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pyg_accel import pyg_lib
 from pyg_accel.ops.operator import define
-from pyg_accel.pyg_lib import ops, partition, sampler
+from pyg_accel.pyg_lib import distributed, ops, partition, sampler
 from pyg_accel.pyg_lib.ops.cluster import sampler_of
 from pyg_accel.pyg_lib.ops.points import kernel_of
 from pyg_accel.pyg_lib.sampler import relation_neighbor_sample
@@ -128,16 +128,6 @@ def _reported(name: str, run: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _missing(name: str) -> Callable[..., Any]:
-    def refuse(*_: Any, **__: Any) -> Any:
-        raise NotImplementedError(
-            f"torch.ops.pyg.{name}, which PyG's distributed loaders call, needs pyg-lib: "
-            "https://github.com/pyg-team/pyg-lib"
-        )
-
-    return refuse
-
-
 NAMESPACE = ModuleType("torch.ops.pyg")  # TorchScript looks operators up in modules alone
 vars(NAMESPACE).update(
     cuda_version=pyg_lib.cuda_version,
@@ -146,12 +136,8 @@ vars(NAMESPACE).update(
     subgraph=sampler.subgraph,
     metis=partition.metis,
     **{name: getattr(ops, name) for name in ops.__all__},
+    **{name: getattr(distributed, name) for name in distributed.__all__},
 )
-for _name in (
-    "dist_neighbor_sample", "hetero_relabel_neighborhood", "merge_sampler_outputs",
-    "relabel_neighborhood",
-):  # fmt: skip
-    setattr(NAMESPACE, _name, _missing(_name))
 for _schema, _run, _fake in _OPERATORS:
     _name = _schema.partition("(")[0]
     define(_schema, _reported(_name, _run), _fake)

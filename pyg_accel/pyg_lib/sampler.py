@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from pyg_accel.pyg_lib.neighbors import ONE, Draw, Edges, draw
+from pyg_accel.pyg_lib.ops.cluster import native
 from pyg_accel.runtime.native import library_of
 
 __all__ = ["hetero_neighbor_sample", "neighbor_sample", "random_walk", "subgraph"]
@@ -212,10 +213,8 @@ def random_walk(
     library = library_of(rowptr.device)
     if library is not None and not rowptr.is_cuda:
         start = int(torch.empty((), dtype=torch.int64).random_())
-        found: Tensor = library.random_walk(
-            rowptr.contiguous(), col.contiguous(), seed, walk_length, p, q, start
-        )
-        return found
+        graph = rowptr.contiguous(), col.to(rowptr.dtype).contiguous()
+        return native(library.random_walk, *graph, seed, walk_length, p, q, start)
     return walk(rowptr, col, seed, walk_length, p, q)
 
 

@@ -58,10 +58,16 @@ def batch_to_ptr(function: Any, batch: Any, batch_size: int | None = None) -> An
     """Stand in for the function that finds where each example begins.
 
     Raises:
-        ValueError: for a batch that is not sorted, of which it would make something else.
+        ValueError: for a batch that is not sorted, or has numbers outside of the batch, for which
+            it would write outside of its result.
     """
-    if is_given() and batch is not None and bool((batch.diff() < 0).any()):
-        raise ValueError("expected 'batch' to ascend: sort the points by example")
+    if is_given() and batch is not None and batch.dim() == 1 and batch.numel():
+        falls = (batch.diff() < 0).any().to(batch.dtype)
+        falls, least, most = torch.stack([falls, batch[0], batch[-1]]).tolist()  # waits once
+        if falls:
+            raise ValueError("expected 'batch' to ascend: sort the points by example")
+        if least < 0 or (batch_size is not None and most >= batch_size):
+            raise ValueError(f"expected 'batch' from 0 to 'batch_size' (got {least} to {most})")
     return function(batch, batch_size)
 
 

@@ -1,5 +1,6 @@
 """Reductions, products, splines, clusters and samplers of pyg-lib's interface."""
 
+from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
@@ -9,7 +10,6 @@ from torch.autograd import gradcheck
 
 from pyg_accel import pyg_lib
 from pyg_accel.pyg_lib import sampler
-from pyg_accel.pyg_lib.operators import NAMESPACE
 from pyg_accel.pyg_lib.ops import cluster
 from pyg_accel.runtime.native import cpu_unavailable_reasons
 
@@ -140,14 +140,31 @@ def test_matched_nodes_are_neighbours_by_both_roads(weighted: bool, monkeypatch)
 @native
 def test_ids_that_do_not_exist_are_refused():
     rowptr = torch.tensor([0, 1, 2])
-    with pytest.raises(RuntimeError, match="'col'"):
+    with pytest.raises(ValueError, match="^expected 'col'"):
         ops.graclus_cluster(rowptr, torch.tensor([7, 7]))
-    with pytest.raises(RuntimeError, match="'col'"):
+    with pytest.raises(ValueError, match="^expected 'seed' and 'col'"):
         sampler.random_walk(rowptr, torch.tensor([1, 7]), torch.tensor([0]), 5)
     with pytest.raises(ValueError, match="'seed'"):
         sampler.random_walk(rowptr, torch.tensor([1, 0]), torch.tensor([2]), 5)
     with pytest.raises(ValueError, match="'p'"):
         sampler.random_walk(rowptr, torch.tensor([1, 0]), torch.tensor([1]), 5, p=0.0)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda x: ops.softmax_csr(x, torch.tensor([0, 9])), "'ptr' to ascend from 0 to 4"),
+        (lambda x: ops.softmax_csr(x, torch.tensor([0, 3, 1, 4])), "'ptr'"),
+        (lambda x: ops.grid_cluster(x, torch.zeros(2)), "'size' to be positive"),
+        (lambda x: ops.grid_cluster(x / 0, torch.ones(2)), "'pos' to hold finite"),
+        (lambda x: ops.fps(x / 0, torch.tensor([0, 4])), "'src' to hold finite"),
+        (lambda x: ops.fps(x.to(torch.complex64), torch.tensor([0, 4])), "'src' to hold real"),
+        (lambda x: ops.knn(x.to(torch.complex64), x.to(torch.complex64)), "'x' to hold real"),
+    ],
+)
+def test_numbers_that_mean_nothing_are_refused(call: Callable[[Tensor], Tensor], message: str):
+    with pytest.raises(ValueError, match=message):
+        call(torch.ones(4, 2))
 
 
 @pytest.mark.parametrize("walk", [pytest.param(sampler.random_walk, marks=native), sampler.walk])
@@ -208,8 +225,3 @@ def test_neighbours_of_types_are_sampled_in_both_directions(csc: bool):
     assert ((column, row) if csc else (row, column))[0][kind].tolist() == [0, 0]
     assert edge[kind].tolist() == [0, 1]
     assert (nodes, edges) == ({"a": [1, 0], "b": [0, 2]}, {kind: [2]})
-
-
-def test_what_only_the_distributed_loaders_call_is_refused_by_name():
-    with pytest.raises(NotImplementedError, match="dist_neighbor_sample"):
-        NAMESPACE.dist_neighbor_sample()

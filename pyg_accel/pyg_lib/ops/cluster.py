@@ -1,12 +1,17 @@
 """Clusters and samples of points and nodes: ``grid_cluster``, ``graclus_cluster``, ``fps``."""
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from pyg_accel.pyg_lib import kernels
+from pyg_accel.pyg_lib.ops.points import pointers, real
+from pyg_accel.runtime.checks import require
 from pyg_accel.runtime.native import library_of
 
-__all__ = ["edge_sample", "fps", "graclus_cluster", "grid_cluster", "sampler_of"]
+__all__ = ["edge_sample", "fps", "graclus_cluster", "grid_cluster", "native", "sampler_of"]
 
 
 def grid_cluster(
@@ -22,9 +27,15 @@ def grid_cluster(
 
     Returns:
         [N] int64.
+
+    Raises:
+        ValueError: on the CPU, for a size that is not positive, or coordinates that are not finite.
     """
     if pos.size(0) == 0:
         return torch.empty(0, dtype=torch.int64, device=pos.device)
+    if not pos.is_cuda:
+        require((size > 0).all(), "expected 'size' to be positive")
+        require(pos.isfinite().all(), "expected 'pos' to hold finite numbers")
     start = pos.min(0).values if start is None else start
     end = pos.max(0).values if end is None else end
     voxels = torch.div(end - start, size, rounding_mode="trunc").long() + 1
@@ -45,20 +56,18 @@ def fps(src: Tensor, ptr: Tensor, ratio: float = 0.5, random_start: bool = True)
         Ids of points, example by example, in the order in which they were chosen.
 
     Raises:
-        ValueError: for shapes or pointers that do not fit, or a ratio outside of (0, 1].
+        ValueError: for shapes or pointers that do not fit, a ratio outside of (0, 1], or, on the
+            CPU, coordinates that are not finite.
     """
-    if src.dim() != 2 or ptr.dim() != 1 or ptr.numel() == 0:
-        raise ValueError(f"expected 'src' [N, D] and 'ptr' [B + 1] (got {list(src.shape)} and "
-                         f"{list(ptr.shape)})")  # fmt: skip
+    if src.dim() != 2:
+        raise ValueError(f"expected 'src' [N, D] (got {list(src.shape)})")
     if not 0 < ratio <= 1:
         raise ValueError(f"expected 'ratio' to be above 0 and at most 1 (got {ratio})")
-    src = src.detach().contiguous()
-    src = src if src.dtype == torch.float64 else src.float()
-    ptr = ptr.to(src.device, torch.int64)
+    src = real("src", src.detach()).contiguous()
+    if not src.is_cuda:
+        require(src.isfinite().all(), "expected 'src' to hold finite numbers")
+    ptr = pointers("ptr", ptr, src)
     count = ptr.diff()
-    ends = (0, src.size(0))
-    if not src.is_cuda and ((int(ptr[0]), int(ptr[-1])) != ends or bool((count < 0).any())):
-        raise ValueError(f"expected 'ptr' to ascend from 0 to {src.size(0)}")
     chosen = (count.float() * ratio).ceil().long()
     ptr_out = torch.cat([chosen.new_zeros(1), chosen.cumsum(0)])
     first = torch.zeros_like(count)
@@ -70,9 +79,24 @@ def fps(src: Tensor, ptr: Tensor, ratio: float = 0.5, random_start: bool = True)
         return kernels.farthest_points(src, ptr, ptr_out, first)
     if kernel == "cpu":
         sample = library_of(src.device).farthest_points
-        found: Tensor = sample(src, ptr.contiguous(), ptr_out, first)
+        found: Tensor = sample(src, ptr, ptr_out, first)
         return found
     return farthest_points(src, ptr, chosen, first)
+
+
+def native(function: Callable[..., Tensor], *args: Any) -> Tensor:
+    """Call a function in C++, whose error is a ValueError without the place in the code.
+
+    Raises:
+        ValueError: names the argument.
+    """
+    try:
+        return function(*args)
+    except RuntimeError as error:
+        _, expected, what = str(error).partition("expected '")
+        if not expected:
+            raise
+        raise ValueError(expected + what.splitlines()[0]) from None
 
 
 def sampler_of(src: Tensor) -> str:
@@ -120,6 +144,9 @@ def graclus_cluster(rowptr: Tensor, col: Tensor, weight: Tensor | None = None) -
 
     Returns:
         [N], for both nodes of a pair the smaller id, for others their own.
+
+    Raises:
+        ValueError: for ids of nodes that do not exist.
     """
     size = rowptr.numel() - 1
     order = torch.randperm(size)
@@ -127,7 +154,7 @@ def graclus_cluster(rowptr: Tensor, col: Tensor, weight: Tensor | None = None) -
     heavy = None if weight is None else weight.detach().cpu().double().contiguous()
     library = library_of(order.device)
     if library is not None:
-        found: Tensor = library.graclus(*graph, heavy, order)
+        found: Tensor = native(library.graclus, *graph, heavy, order)
         return found.to(rowptr)
     cluster = [-1] * size
     begins, neighbors = (t.tolist() for t in graph)

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from pyg_accel import ops
 from pyg_accel.ops.operator import call
+from pyg_accel.pyg_lib.ops.points import pointers
 
 __all__ = [
     "grouped_matmul", "index_sort", "sampled_add", "sampled_div", "sampled_mul", "sampled_sub",
@@ -100,6 +101,9 @@ def softmax_csr(src: Tensor, ptr: Tensor, dim: int = 0) -> Tensor:
 
     Returns:
         The shape of ``src``.
+
+    Raises:
+        ValueError: on the CPU, for ``ptr`` that does not ascend to the number of rows.
     """
     out: Tensor = torch.ops.pyg_accel.softmax_csr(src, ptr, dim)  # TorchScript calls operators
     return out
@@ -109,6 +113,7 @@ def _softmax_csr(src: Tensor, ptr: Tensor, dim: int = 0) -> Tensor:
     if src.numel() == 0:
         return src.clone()
     rows = src.movedim(dim, 0)
+    ptr = pointers("ptr", ptr, rows)
     col = torch.zeros(rows.size(0), dtype=ptr.dtype, device=ptr.device)
     flat = rows.reshape(rows.size(0), -1).contiguous()
     out: Tensor = call("edge_softmax", ptr, col, None, 1, flat)

@@ -8,9 +8,10 @@ from torch.nn import functional as F
 
 from pyg_accel.pyg_lib import kernels
 from pyg_accel.pyg_lib.ops import blocks
+from pyg_accel.runtime.checks import require
 from pyg_accel.runtime.native import library_of
 
-__all__ = ["knn", "nearest", "radius"]
+__all__ = ["knn", "nearest", "pointers", "radius", "real"]
 
 _TREE_DIMS = 16  # above, a tree reads most points of each query
 
@@ -116,13 +117,11 @@ def _checked(
     if x.dim() != 2 or y.dim() != 2 or x.size(1) != y.size(1):
         raise ValueError(f"expected 'x' [N, D] and 'y' [M, D] (got {list(x.shape)} and "
                          f"{list(y.shape)})")  # fmt: skip
-    if x.dtype != y.dtype or x.is_complex() or x.device != y.device:
+    if x.dtype != y.dtype or x.device != y.device:
         raise ValueError(f"expected 'y' of the dtype and device of 'x' (got {y.dtype} on "
                          f"{y.device} and {x.dtype} on {x.device})")  # fmt: skip
-    if x.dtype not in (torch.float32, torch.float64):
-        wide = torch.float32 if x.is_floating_point() else torch.float64
-        x, y = x.to(wide), y.to(wide)
-    ptr_x, ptr_y = _pointers("ptr_x", ptr_x, x), _pointers("ptr_y", ptr_y, y)
+    x, y = real("x", x), real("y", y)
+    ptr_x, ptr_y = pointers("ptr_x", ptr_x, x), pointers("ptr_y", ptr_y, y)
     more = ptr_x.numel() - ptr_y.numel()  # examples that the others lack are empty
     if more:
         few = ptr_y if more > 0 else ptr_x
@@ -131,17 +130,34 @@ def _checked(
     return x.contiguous(), y.contiguous(), ptr_x, ptr_y
 
 
-def _pointers(name: str, ptr: Tensor | None, points: Tensor) -> Tensor:
+def real(name: str, points: Tensor) -> Tensor:
+    """Return points as float32 or float64.
+
+    Raises:
+        ValueError: for complex numbers.
+    """
+    if points.is_complex():
+        raise ValueError(f"expected '{name}' to hold real numbers (got {points.dtype})")
+    if points.dtype in (torch.float32, torch.float64):
+        return points
+    return points.to(torch.float32 if points.is_floating_point() else torch.float64)
+
+
+def pointers(name: str, ptr: Tensor | None, points: Tensor) -> Tensor:
+    """Return where the rows of each example begin, int64; by default there is one.
+
+    Raises:
+        ValueError: on the CPU, for what does not ascend from 0 to the number of rows.
+    """
     if ptr is None:
         return torch.tensor([0, points.size(0)], device=points.device)
     if ptr.dim() != 1 or ptr.is_floating_point() or ptr.numel() == 0:
         raise ValueError(f"expected '{name}' to be a vector of integers")
     ptr = ptr.to(points.device, torch.int64).contiguous()
     if not ptr.is_cuda:  # kernels of a GPU clamp them
-        good = ptr[0] == 0 and ptr[-1] == points.size(0) and bool((ptr.diff() >= 0).all())
-        if not good:
-            raise ValueError(f"expected '{name}' to ascend from 0 to {points.size(0)}, as batches "
-                             "that are sorted do")  # fmt: skip
+        good = (ptr[0] == 0) & (ptr[-1] == points.size(0)) & (ptr.diff() >= 0).all()
+        require(good, f"expected '{name}' to ascend from 0 to {points.size(0)}, as batches that "
+                "are sorted do")  # fmt: skip
     return ptr
 
 

@@ -1,0 +1,173 @@
+"""What PyG's distributed samplers ask of ``torch.ops.pyg``: one hop, and bringing hops together.
+
+Each partition of a graph samples a hop of its own seeds; the results are merged into the order of
+all seeds, and after the last hop the nodes are numbered.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_accel.pyg_lib.neighbors import ONE, Draw, Edges, draw
+from pyg_accel.pyg_lib.sampler import EdgeType
+
+__all__ = [
+    "dist_neighbor_sample", "hetero_relabel_neighborhood", "merge_sampler_outputs",
+    "relabel_neighborhood",
+]  # fmt: skip
+
+
+def dist_neighbor_sample(
+    rowptr: Tensor, col: Tensor, seed: Tensor, num_neighbors: int, node_time: Tensor | None = None,
+    edge_time: Tensor | None = None, seed_time: Tensor | None = None,
+    edge_weight: Tensor | None = None, csc: bool = False, replace: bool = False,
+    directed: bool = True, disjoint: bool = False, temporal_strategy: str = "uniform",
+) -> tuple[Tensor, Tensor, list[int]]:  # fmt: skip
+    """Sample one hop, each seed by itself.
+
+    The arguments are those of :func:`pyg_accel.pyg_lib.sampler.neighbor_sample`; the ends of edges
+    may be nodes of another type than the seeds, to which ``node_time`` belongs.
+
+    Returns:
+        The seeds and the neighbours of one after another, with duplicates (if ``disjoint`` as
+        [n, 2], the number of the seed first), the ids of the edges, and how many nodes there are up
+        to the seeds and up to the neighbours of each.
+
+    Raises:
+        ValueError: for edges between all nodes (``directed=False``), as in pyg-lib, or what
+            ``neighbor_sample`` raises it for.
+    """
+    if not directed:
+        raise ValueError("expected 'directed' to be True: one hop has no edges between neighbours")
+    times = {} if node_time is None else {"end": node_time}
+    size = {kind: t.numel() for kind, t in times.items()} or {"end": rowptr.numel() - 1}
+    if seed_time is None and node_time is not None:
+        seed_time = node_time[seed]
+    graph = Edges(
+        {ONE: ("end", "seed")}, {ONE: rowptr}, {ONE: col}, size | {"seed": rowptr.numel() - 1},
+        {ONE: [num_neighbors]}, times, {} if edge_time is None else {ONE: edge_time},
+        {} if edge_weight is None else {ONE: edge_weight},
+    )  # fmt: skip
+    how = Draw(rowptr.device, replace, False, True, temporal_strategy)
+    out: Any = draw(graph, how, {"seed": seed}, None if seed_time is None else {"seed": seed_time})
+    of, count = out.col[ONE], seed.numel()
+    node = torch.cat([seed, out.node["end"][out.row[ONE]].to(seed.dtype)])
+    if disjoint:
+        node = torch.stack([torch.cat([torch.arange(count), of]).to(seed.dtype), node], 1)
+    ends = count + torch.bincount(of, minlength=count).cumsum(0)
+    return node, out.edge[ONE], [count, *ends.tolist()]
+
+
+def merge_sampler_outputs(
+    node_ids: Sequence[Tensor], edge_ids: Sequence[Tensor],
+    cumsum_neighbors_per_node: Sequence[Sequence[int]], partition_ids: Sequence[int],
+    partition_orders: Sequence[int], num_partitions: int, num_neighbors: int,
+    batch: Tensor | None = None, disjoint: bool = False,
+) -> tuple[Tensor, Tensor, Tensor | None, list[int]]:  # fmt: skip
+    """Bring what partitions sampled into the order of all seeds, without the seeds.
+
+    Args:
+        node_ids: of each partition, the result of :func:`dist_neighbor_sample`, like the next two.
+        edge_ids: of each partition.
+        cumsum_neighbors_per_node: of each partition.
+        partition_ids: the partition of every seed.
+        partition_orders: which of the seeds of its partition every seed is.
+        num_partitions: not used.
+        num_neighbors: not used.
+        batch: [S] numbers of seeds, if ``disjoint``.
+        disjoint: return also the number of the seed of every node.
+
+    Returns:
+        Nodes, edges, numbers of seeds, and how many neighbours every seed has.
+    """
+    nodes, edges, counts = [], [], []
+    for part, place in zip(partition_ids, partition_orders, strict=True):
+        ends = cumsum_neighbors_per_node[part]
+        begin, end = ends[place], ends[place + 1]
+        nodes.append(node_ids[part][begin:end])
+        edges.append(edge_ids[part][begin - ends[0] : end - ends[0]])
+        counts.append(int(end - begin))
+    of = batch.repeat_interleave(torch.tensor(counts)) if disjoint and batch is not None else None
+    return torch.cat(nodes), torch.cat(edges), of, counts
+
+
+def relabel_neighborhood(
+    seed: Tensor, sampled_nodes_with_duplicates: Tensor,
+    num_sampled_neighbors_per_node: Sequence[int], num_nodes: int, batch: Tensor | None = None,
+    csc: bool = False, disjoint: bool = False,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Number nodes from the seeds on, in the order of their first appearance.
+
+    Args:
+        seed: [S].
+        sampled_nodes_with_duplicates: [n], the neighbours of one node after another.
+        num_sampled_neighbors_per_node: how many neighbours each has.
+        num_nodes: not used.
+        batch: [n] numbers of seeds, if ``disjoint``.
+        csc: return columns first.
+        disjoint: nodes of different seeds are different.
+
+    Returns:
+        Rows (the nodes) and columns (their neighbours) of the edges.
+    """
+    col = _numbered(seed, sampled_nodes_with_duplicates, batch if disjoint else None, 0)
+    row = torch.repeat_interleave(_integers(num_sampled_neighbors_per_node)).to(col.dtype)
+    return (col, row) if csc else (row, col)
+
+
+def hetero_relabel_neighborhood(
+    node_types: Sequence[str], edge_types: Sequence[EdgeType], seed_dict: Mapping[str, Tensor],
+    sampled_nodes_with_duplicates_dict: Mapping[str, Tensor],
+    num_sampled_neighbors_per_node_dict: Mapping[str, Sequence[Sequence[int]]],
+    num_nodes_dict: Mapping[str, int], batch_dict: Mapping[str, Tensor] | None = None,
+    csc: bool = False, disjoint: bool = False,
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:  # fmt: skip
+    """Number nodes as :func:`relabel_neighborhood` does, by type.
+
+    Neighbours come by hop, then by type of edges; so do their numbers per node.
+    """
+    number, began = {}, 0
+    for kind in [*seed_dict, *(kind for kind in node_types if kind not in seed_dict)]:
+        nodes = sampled_nodes_with_duplicates_dict[kind]
+        seed = seed_dict.get(kind, nodes[:0])
+        batch = batch_dict[kind] if disjoint and batch_dict is not None else None
+        number[kind], began = _numbered(seed, nodes, batch, began), began + seed.numel()
+    seen = {kind: seed_dict[kind].numel() if kind in seed_dict else 0 for kind in node_types}
+    before, used = dict.fromkeys(node_types, 0), dict.fromkeys(node_types, 0)
+    rows: dict[str, list[Tensor]] = {"__".join(kind): [] for kind in edge_types}
+    cols: dict[str, list[Tensor]] = {"__".join(kind): [] for kind in edge_types}
+    for hop in range(len(num_sampled_neighbors_per_node_dict["__".join(edge_types[0])])):
+        found = dict(seen)
+        for kind in edge_types:
+            name, (of, to) = "__".join(kind), (kind[-1], kind[0]) if csc else (kind[0], kind[-1])
+            row = torch.repeat_interleave(_integers(num_sampled_neighbors_per_node_dict[name][hop]))
+            col = number[to][used[to] : used[to] + row.numel()]
+            used[to] += row.numel()
+            if col.numel():
+                found[to] = max(found[to], int(col.max()) + 1)
+            rows[name].append((row + before[of]).to(col.dtype))
+            cols[name].append(col)
+        before, seen = seen, found  # the nodes of a hop are those that the one before found
+    row_dict, col_dict = ({k: torch.cat(t) for k, t in each.items()} for each in (rows, cols))
+    return (col_dict, row_dict) if csc else (row_dict, col_dict)
+
+
+def _integers(counts: Sequence[int]) -> Tensor:
+    return torch.tensor([int(count) for count in counts], dtype=torch.int64)
+
+
+def _numbered(seed: Tensor, nodes: Tensor, batch: Tensor | None, began: int) -> Tensor:
+    """Number nodes by their first appearance, behind the seeds, whose subgraphs begin at a number.
+
+    Nodes of another subgraph are others.
+    """
+    key = torch.cat([seed, nodes]).long()
+    if batch is not None:
+        of_seeds = torch.arange(began, began + seed.numel())
+        key += torch.cat([of_seeds, batch]) * (int(key.max()) + 1 if key.numel() else 0)
+    distinct, place = key.unique(return_inverse=True)
+    at = torch.arange(key.numel())
+    first = torch.full_like(distinct, key.numel()).scatter_reduce_(0, place, at, "amin")
+    return first.argsort().argsort()[place[seed.numel() :]].to(nodes.dtype)
