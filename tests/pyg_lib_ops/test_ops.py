@@ -140,9 +140,9 @@ def test_matched_nodes_are_neighbours_by_both_roads(weighted: bool, monkeypatch)
 @native
 def test_ids_that_do_not_exist_are_refused():
     rowptr = torch.tensor([0, 1, 2])
-    with pytest.raises(ValueError, match="^expected 'col'"):
+    with pytest.raises(ValueError, match=r"^expected 'col'"):
         ops.graclus_cluster(rowptr, torch.tensor([7, 7]))
-    with pytest.raises(ValueError, match="^expected 'seed' and 'col'"):
+    with pytest.raises(ValueError, match=r"^expected 'seed' and 'col'"):
         sampler.random_walk(rowptr, torch.tensor([1, 7]), torch.tensor([0]), 5)
     with pytest.raises(ValueError, match="'seed'"):
         sampler.random_walk(rowptr, torch.tensor([1, 0]), torch.tensor([2]), 5)
