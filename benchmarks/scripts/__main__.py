@@ -26,6 +26,10 @@ SCRIPTS = (
     "gcn.py", "gat.py", "super_gat.py", "agnn.py", "tagcn.py", "mixhop.py", "linkx.py", "pna.py",
     "ppi.py", "rgcn.py", "mutag_gin.py", "proteins_topk_pool.py", "proteins_mincut_pool.py",
     "mem_pool.py", "graph_gps.py", "graph_unet.py", "link_pred.py", "hetero/to_hetero_mag.py",
+    # under patch() alone, without pyg-lib
+    "dgcnn_classification.py", "pointnet2_classification.py", "randlanet_classification.py",
+    "mnist_graclus.py", "mnist_voxel_grid.py", "mnist_nn_conv.py", "cora.py", "faust.py",
+    "node2vec.py", "cluster_gcn_ppi.py", "cluster_gcn_reddit.py", "shadow.py", "qm9_nn_conv.py",
 )  # fmt: skip
 
 

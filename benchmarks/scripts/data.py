@@ -9,6 +9,7 @@ import inspect
 import tempfile
 import zlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -184,6 +185,46 @@ def ratings(g: torch.Generator, **_: Any) -> Items:
     return [data]
 
 
+@of("ModelNet", "FAUST")
+def surfaces(g: torch.Generator, name: str = "", **_: Any) -> Items:
+    """Points of a sphere, with triangles: clouds of ModelNet, meshes of FAUST."""
+    nodes, count = (120, 64) if name else (600, 10)
+    items = []
+    for i in range(count):
+        pos = torch.nn.functional.normalize(torch.randn(nodes, 3, generator=g))
+        face = torch.randint(0, nodes, (3, 2 * nodes), generator=g)
+        items.append(Data(pos=pos, face=face, y=torch.tensor([i % 10])))
+    return items
+
+
+@of("MNISTSuperpixels")
+def superpixels(g: torch.Generator, **_: Any) -> Items:
+    items = []
+    for _ in range(320):
+        pos = 28 * torch.rand(75, 2, generator=g)
+        near = torch.cdist(pos, pos).fill_diagonal_(torch.inf).topk(8, largest=False).indices
+        ends = torch.stack([near.flatten(), torch.arange(75).repeat_interleave(8)])
+        items.append(Data(x=torch.rand(75, 1, generator=g), pos=pos,
+                          edge_index=to_undirected(ends, num_nodes=75),
+                          y=torch.randint(0, 10, (1,), generator=g)))  # fmt: skip
+    return items
+
+
+@of("QM9")
+def molecules(g: torch.Generator, **_: Any) -> Items:
+    items = []
+    for _ in range(203):
+        nodes, edge_index = small(9, 28, 2.2, g)
+        kinds = [torch.randint(0, n, (count,), generator=g)
+                 for n, count in ((5, nodes), (4, edge_index.size(1)))]  # fmt: skip
+        x = torch.cat([one_hot(kinds[0], 5), torch.rand(nodes, 6, generator=g)], 1)
+        steps = torch.nn.functional.normalize(torch.randn(nodes, 3, generator=g))
+        items.append(Data(x=x, z=torch.tensor([1, 6, 7, 8, 9])[kinds[0]], edge_index=edge_index,
+                          pos=1.4 * steps.cumsum(0), edge_attr=one_hot(kinds[1], 4).float(),
+                          y=torch.randn(1, 19, generator=g)))  # fmt: skip
+    return 100 * items  # scripts take the first 20,000 for validation and test
+
+
 def _dataset(name: str, generate: Callable[..., Items]) -> type:
     original: Any = getattr(torch_geometric.datasets, name)
     parameters = inspect.signature(original.__init__)
@@ -198,6 +239,7 @@ def _dataset(name: str, generate: Callable[..., Items]) -> type:
             InMemoryDataset.__init__(self, tempfile.mkdtemp(), **base)
             given.pop("force_reload", None)
             seed = zlib.crc32(f"{name} {given.get('name')} {given.get('split')}".encode())
+            Path(self.processed_dir).mkdir(parents=True)  # scripts write there
             items = generate(torch.Generator().manual_seed(seed), **given)
             with torch.random.fork_rng(devices=[]):
                 if self.pre_transform is not None:
