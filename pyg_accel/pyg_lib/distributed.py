@@ -129,12 +129,12 @@ def hetero_relabel_neighborhood(
     Neighbours come by hop, then by type of edges; so do their numbers per node.
     """
     number, began = {}, 0
-    for kind in [*seed_dict, *(kind for kind in node_types if kind not in seed_dict)]:
-        nodes = sampled_nodes_with_duplicates_dict[kind]
-        seed = seed_dict.get(kind, nodes[:0])
-        batch = batch_dict[kind] if disjoint and batch_dict is not None else None
-        number[kind], began = _numbered(seed, nodes, batch, began), began + seed.numel()
-    seen = {kind: seed_dict[kind].numel() if kind in seed_dict else 0 for kind in node_types}
+    for node_type in dict.fromkeys([*seed_dict, *node_types]):  # numbers of seeds go on by type
+        nodes = sampled_nodes_with_duplicates_dict[node_type]
+        seed = seed_dict.get(node_type, nodes[:0])
+        batch = batch_dict[node_type] if disjoint and batch_dict is not None else None
+        number[node_type], began = _numbered(seed, nodes, batch, began), began + seed.numel()
+    seen = {k: seed_dict[k].numel() if k in seed_dict else 0 for k in node_types}
     before, used = dict.fromkeys(node_types, 0), dict.fromkeys(node_types, 0)
     rows: dict[str, list[Tensor]] = {"__".join(kind): [] for kind in edge_types}
     cols: dict[str, list[Tensor]] = {"__".join(kind): [] for kind in edge_types}

@@ -4,13 +4,12 @@ Rows lie along the last dimension of ``index`` or ``indptr``, whose others are t
 rest is as for :mod:`~pyg_accel.pyg_lib.ops.scatter`.
 """
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
 from pyg_accel.pyg_lib.ops.scatter import (
     along,
+    scatter,
     scatter_max,
     scatter_mean,
     scatter_min,
@@ -118,10 +117,7 @@ def segment_coo(
     Raises:
         ValueError: for another name.
     """
-    result = _named(reduce, segment_sum_coo, segment_mean_coo, segment_min_coo, segment_max_coo)(
-        src, index, out, dim_size
-    )
-    return result[0] if isinstance(result, tuple) else result
+    return scatter(src, index, index.dim() - 1, out, dim_size, _named(reduce))
 
 
 def segment_csr(
@@ -132,18 +128,10 @@ def segment_csr(
     Raises:
         ValueError: for another name.
     """
-    result = _named(reduce, segment_sum_csr, segment_mean_csr, segment_min_csr, segment_max_csr)(
-        src, indptr, out
-    )
-    return result[0] if isinstance(result, tuple) else result
+    return scatter(*_by_index(src, indptr, out), _named(reduce))
 
 
-_Reduction = Callable[..., Tensor | tuple[Tensor, Tensor]]
-
-
-def _named(reduce: str, *functions: _Reduction) -> _Reduction:
-    names = ("sum", "mean", "min", "max")
-    name = "sum" if reduce == "add" else reduce
-    if name not in names:
+def _named(reduce: str) -> str:
+    if reduce == "mul":  # of the names that scatter knows
         raise ValueError(f"Unknown reduce: {reduce!r}")
-    return functions[names.index(name)]
+    return reduce
