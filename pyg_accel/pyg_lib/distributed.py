@@ -28,7 +28,8 @@ def dist_neighbor_sample(
     """Sample one hop, each seed by itself.
 
     The arguments are those of :func:`pyg_accel.pyg_lib.sampler.neighbor_sample`; the ends of edges
-    may be nodes of another type than the seeds, to which ``node_time`` belongs.
+    may be nodes of another type than the seeds, to which ``node_time`` belongs. Seeds beyond
+    ``rowptr`` have no edges: PyG's parts end with the last node that has some.
 
     Returns:
         The seeds and the neighbours of one after another, with duplicates (if ``disjoint`` as
@@ -41,6 +42,9 @@ def dist_neighbor_sample(
     """
     if not directed:
         raise ValueError("expected 'directed' to be True: one hop has no edges between neighbours")
+    absent = int(seed.max()) + 2 - rowptr.numel() if seed.numel() else 0
+    if absent > 0:
+        rowptr = torch.cat([rowptr, rowptr[-1:].expand(absent)])
     times = {} if node_time is None else {"end": node_time}
     size = {kind: t.numel() for kind, t in times.items()} or {"end": rowptr.numel() - 1}
     if seed_time is None and node_time is not None:

@@ -71,6 +71,8 @@ def test_seeds_come_one_by_one_and_their_times_count():
     )
     assert node.tolist() == [[0, 1], [1, 0], [0, 3]]
     assert (edge.tolist(), ends) == ([2], [2, 3, 3])
+    _, edge, ends = dist_neighbor_sample(rowptr, col, torch.tensor([4, 1]), -1)  # 4 is elsewhere
+    assert (edge.tolist(), ends) == ([2, 3], [2, 2, 4])
     with pytest.raises(ValueError, match="'directed'"):
         dist_neighbor_sample(rowptr, col, torch.tensor([1]), -1, directed=False)
 
