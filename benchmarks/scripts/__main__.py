@@ -29,7 +29,7 @@ SCRIPTS = (
     # under patch() alone, without pyg-lib
     "dgcnn_classification.py", "pointnet2_classification.py", "randlanet_classification.py",
     "mnist_graclus.py", "mnist_voxel_grid.py", "mnist_nn_conv.py", "cora.py", "faust.py",
-    "node2vec.py", "cluster_gcn_ppi.py", "cluster_gcn_reddit.py", "shadow.py", "qm9_nn_conv.py",
+    "node2vec.py", "cluster_gcn_ppi.py", "cluster_gcn_reddit.py", "shadow.py",
 )  # fmt: skip
 
 

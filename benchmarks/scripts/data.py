@@ -9,7 +9,6 @@ import inspect
 import tempfile
 import zlib
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -210,21 +209,6 @@ def superpixels(g: torch.Generator, **_: Any) -> Items:
     return items
 
 
-@of("QM9")
-def molecules(g: torch.Generator, **_: Any) -> Items:
-    items = []
-    for _ in range(203):
-        nodes, edge_index = small(9, 28, 2.2, g)
-        kinds = [torch.randint(0, n, (count,), generator=g)
-                 for n, count in ((5, nodes), (4, edge_index.size(1)))]  # fmt: skip
-        x = torch.cat([one_hot(kinds[0], 5), torch.rand(nodes, 6, generator=g)], 1)
-        steps = torch.nn.functional.normalize(torch.randn(nodes, 3, generator=g))
-        items.append(Data(x=x, z=torch.tensor([1, 6, 7, 8, 9])[kinds[0]], edge_index=edge_index,
-                          pos=1.4 * steps.cumsum(0), edge_attr=one_hot(kinds[1], 4).float(),
-                          y=torch.randn(1, 19, generator=g)))  # fmt: skip
-    return 100 * items  # scripts take the first 20,000 for validation and test
-
-
 def _dataset(name: str, generate: Callable[..., Items]) -> type:
     original: Any = getattr(torch_geometric.datasets, name)
     parameters = inspect.signature(original.__init__)
@@ -239,7 +223,6 @@ def _dataset(name: str, generate: Callable[..., Items]) -> type:
             InMemoryDataset.__init__(self, tempfile.mkdtemp(), **base)
             given.pop("force_reload", None)
             seed = zlib.crc32(f"{name} {given.get('name')} {given.get('split')}".encode())
-            Path(self.processed_dir).mkdir(parents=True)  # scripts write there
             items = generate(torch.Generator().manual_seed(seed), **given)
             with torch.random.fork_rng(devices=[]):
                 if self.pre_transform is not None:

@@ -51,7 +51,10 @@ def description() -> str:
     names = ("knn", "radius", "nearest", "fps", "graclus_cluster", "random_walk")
     by_kernel = [f"{name} {operators.serving(name)}" for name in names]
     metis = "pymetis" if find_spec("pymetis") else "communities (pip install pymetis for METIS)"
-    return f"pyg_accel: {', '.join(by_kernel)}, metis {metis}"
+    sparse = "" if torch_geometric.typing.WITH_TORCH_SPARSE else (
+        "; for torch-sparse, which is missing: GraphSAINT, ShaDow and DimeNet alone"
+    )
+    return f"pyg_accel: {', '.join(by_kernel)}, metis {metis}{sparse}"
 
 
 def batch_to_ptr(function: Any, batch: Any, batch_size: int | None = None) -> Any:
