@@ -39,7 +39,6 @@ _HOOKS: dict[str, Callable[..., Any]] = {
     "both_directions": loading.construct_both,
     "sample": loading.sample,
     "to_csc": loading.to_csc,
-    "batch_to_ptr": seam.batch_to_ptr,
     "load": loading.load,
     "collate": loading.collate,
 }

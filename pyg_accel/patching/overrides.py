@@ -19,7 +19,6 @@ whoever imported a function before reaches the hook as well. These functions are
 * ``RGCNConv.forward`` and ``HeteroConv.forward``, which loop over relations.
 * ``NeighborSampler._sample``, which draws the mini-batches of neighbour loaders, its ``__init__``,
   and those of ``BidirectionalNeighborSampler``, ``NodeLoader`` and ``LinkLoader``.
-* ``_batch_to_ptr``, by which ``knn`` and its like find examples.
 * ``to_csc``, by which samplers sort edges by target.
 * ``collate``, which puts graphs into a batch.
 
@@ -80,7 +79,6 @@ _HOOKED = {  # the hook of each function, by where PyG and torch_sparse define o
     "torch_geometric.nn.global_max_pool": "pool",
     "torch_geometric.data.collate.collate": "collate",
     "torch_geometric.sampler.utils.to_csc": "to_csc",
-    "torch_geometric.nn.pool._batch_to_ptr": "batch_to_ptr",
 }
 # The hook of each method, and whether it is asked inside of a layer's call that is PyG's.
 _METHODS: tuple[tuple[type, str, str, bool], ...] = (

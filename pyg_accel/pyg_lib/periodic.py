@@ -1,11 +1,12 @@
 """Neighbours in periodic cells: crystals, and liquids in a box."""
 
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from pyg_accel.pyg_lib.ops.points import radius
+from pyg_accel.pyg_lib.ops.points import radius, real
 
 __all__ = ["radius_graph"]
 
@@ -35,24 +36,34 @@ def radius_graph(
         [2, E] int64, by target and then distance, and the offset of each source, [E, 3] int64.
 
     Raises:
-        ValueError: for shapes that do not fit, or a cell without volume.
+        ValueError: for shapes, examples or a distance that do not fit, or a cell without volume.
     """
     if x.dim() != 2 or x.size(1) != 3:
         raise ValueError(f"expected 'x' [N, 3] (got {list(x.shape)})")
     if flow not in ("source_to_target", "target_to_source"):
         raise ValueError(f"unknown flow '{flow}'")
+    if not 0 <= r < math.inf:
+        raise ValueError(f"expected 'r' to be finite and not negative (got {r})")
+    if max_num_neighbors < 0:
+        raise ValueError(f"expected 'max_num_neighbors' of at least 0 (got {max_num_neighbors})")
     if batch is None:
         batch = torch.zeros(x.size(0), dtype=torch.int64, device=x.device)
+    if batch.shape != x.shape[:1] or batch.is_floating_point():
+        raise ValueError(f"expected 'batch' to be {x.size(0)} integers (got {batch.dtype} "
+                         f"{list(batch.shape)})")  # fmt: skip
     if bool((batch.diff() < 0).any()):
         raise ValueError("expected 'batch' to ascend")
-    if batch_size is None:
-        batch_size = int(batch[-1]) + 1 if batch.numel() else 0
+    low, high = (int(batch[0]), int(batch[-1])) if batch.numel() else (0, -1)
+    batch_size = high + 1 if batch_size is None else batch_size
+    if low < 0 or high >= batch_size:
+        raise ValueError(f"expected 'batch' from 0 to {batch_size - 1} (got {low} to {high})")
     if cell.shape not in ((3, 3), (batch_size, 3, 3)):
         raise ValueError(f"expected 'cell' [3, 3] or [{batch_size}, 3, 3] (got {list(cell.shape)})")
     repeats = torch.tensor([pbc] * 3 if isinstance(pbc, bool) else list(pbc), device=x.device)
     if repeats.shape != (3,):
         raise ValueError(f"expected 'pbc' to be a bool, or three (got {pbc!r})")
-    points, cells = x.detach(), cell.detach().to(x).expand(batch_size, 3, 3)
+    points = real("x", x.detach())
+    cells = cell.detach().to(points).expand(batch_size, 3, 3)
     if batch_size == 0 or not bool((cells.det().abs() > 0).all()):
         if batch_size:
             raise ValueError("expected 'cell' to have a volume")
@@ -63,7 +74,7 @@ def radius_graph(
     reach = r * inverse.norm(dim=1)
     fraction = torch.einsum("ni,nij->nj", points, inverse[batch])
     home = (fraction.floor() * repeats).long()  # the image of the cell that a point is in
-    inside = points - torch.einsum("ni,nij->nj", home.to(x.dtype), cells[batch])
+    inside = points - torch.einsum("ni,nij->nj", home.to(points.dtype), cells[batch])
     fraction = fraction - home
     most = [int(n) for n in (reach.ceil() * repeats).amax(0).tolist()]
     shifts = torch.cartesian_prod(*[torch.arange(-n, n + 1, device=x.device) for n in most])
@@ -71,7 +82,7 @@ def radius_graph(
     margin = reach[batch].unsqueeze(1) * (1 + 1e-5)
     near = ((moved >= -margin) & (moved <= 1 + margin) | ~repeats).all(-1)
     point, image = near.nonzero().unbind(1)  # by point, and so by example
-    step = torch.einsum("ni,nij->nj", shifts[image].to(x.dtype), cells[batch[point]])
+    step = torch.einsum("ni,nij->nj", shifts[image].to(points.dtype), cells[batch[point]])
     ends = torch.arange(batch_size + 1, device=x.device)
     target, found = radius(
         inside[point] + step, inside, r, torch.searchsorted(batch[point].contiguous(), ends),

@@ -12,8 +12,11 @@ from typing import Any
 
 import torch
 import torch_geometric.typing
+from torch import Tensor
+from torch_geometric.index import index2ptr
 from torch_geometric.loader import graph_saint, shadow
-from torch_geometric.nn.conv import spline_conv
+from torch_geometric.nn import pool
+from torch_geometric.nn.conv import edge_conv, gravnet_conv, spline_conv, x_conv
 from torch_geometric.nn.models import dimenet
 
 from pyg_accel import pyg_lib
@@ -21,7 +24,7 @@ from pyg_accel.pyg_lib import operators, sparse_tensor
 from pyg_accel.runtime.native import cpu_unavailable_reasons
 from pyg_accel.settings import settings
 
-__all__ = ["batch_to_ptr", "description", "give", "is_given", "served", "take_back"]
+__all__ = ["description", "give", "is_given", "served", "take_back"]
 
 # Not WITH_INDEX_SORT: with torch's sort the edges of a node have the order that they have without
 # patch(), and what is drawn for each edge, such as dropout, falls on the same edges.
@@ -51,27 +54,36 @@ def description() -> str:
     names = ("knn", "radius", "nearest", "fps", "graclus_cluster", "random_walk")
     by_kernel = [f"{name} {operators.serving(name)}" for name in names]
     metis = "pymetis" if find_spec("pymetis") else "communities (pip install pymetis for METIS)"
-    sparse = "" if torch_geometric.typing.WITH_TORCH_SPARSE else (
-        "; for torch-sparse, which is missing: GraphSAINT, ShaDow and DimeNet alone"
+    sparse = (
+        ""
+        if torch_geometric.typing.WITH_TORCH_SPARSE
+        else ("; for torch-sparse, which is missing: GraphSAINT, ShaDow and DimeNet alone")
     )
     return f"pyg_accel: {', '.join(by_kernel)}, metis {metis}{sparse}"
 
 
-def batch_to_ptr(function: Any, batch: Any, batch_size: int | None = None) -> Any:
-    """Stand in for the function that finds where each example begins.
+def example_ptr(batch: Tensor, size: int | None = None) -> Tensor:
+    """Return where each example begins: ``index2ptr`` of a batch that is sorted.
 
     Raises:
-        ValueError: for a batch that is not sorted, or has numbers outside of the batch, for which
-            it would write outside of its result.
+        ValueError: for another, of which that would make something else, or beyond whose result it
+            would write.
     """
-    if is_given() and batch is not None and batch.dim() == 1 and batch.numel():
-        falls = (batch.diff() < 0).any().to(batch.dtype)
-        falls, least, most = torch.stack([falls, batch[0], batch[-1]]).tolist()  # waits once
-        if falls:
-            raise ValueError("expected 'batch' to ascend: sort the points by example")
-        if least < 0 or (batch_size is not None and most >= batch_size):
-            raise ValueError(f"expected 'batch' from 0 to 'batch_size' (got {least} to {most})")
-    return function(batch, batch_size)
+    if not torch.jit.is_scripting():
+        size = _checked_size(batch, size)
+    return index2ptr(batch, size)
+
+
+def _checked_size(batch: Tensor, size: int | None) -> int | None:
+    if torch.compiler.is_compiling() or batch.dim() != 1 or batch.numel() == 0:
+        return size
+    falls = (batch.diff() < 0).any().to(batch.dtype)
+    falls, least, most = torch.stack([falls, batch[0], batch[-1]]).tolist()  # waits once
+    if falls:
+        raise ValueError("expected 'batch' to ascend: sort the points by example")
+    if least < 0 or (size is not None and most >= size):
+        raise ValueError(f"expected 'batch' from 0 to 'batch_size' (got {least} to {most})")
+    return most + 1 if size is None else size
 
 
 def is_given() -> bool:
@@ -106,6 +118,7 @@ def _look() -> None:
     places = [(module, name, new[name]) for module in _modules() for name in new
               if _value(module, name) is stock[name]]  # fmt: skip
     places.append((torch.ops, "pyg", operators.NAMESPACE))
+    places += [(m, "index2ptr", example_ptr) for m in (pool, edge_conv, gravnet_conv, x_conv)]
     for name in ("spline_basis", "spline_weighting"):
         places.append((spline_conv, name, getattr(pyg_lib.ops, name)))
     if lacks_sparse:

@@ -120,9 +120,28 @@ def test_functions_of_points_run(patched):
     assert nn.graclus(edges, num_nodes=40).bincount().max() == 2
 
 
-def test_a_batch_that_is_not_sorted_is_refused(patched):
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x, batch: nn.knn_graph(x, 1, batch),
+        lambda x, batch: nn.fps(x, batch),
+        lambda x, batch: nn.DynamicEdgeConv(nn.Linear(4, 2), 1)(x, batch),
+        lambda x, batch: nn.GravNetConv(2, 2, 2, 2, 1)(x, batch),
+        lambda x, batch: nn.XConv(2, 2, dim=2, kernel_size=2, hidden_channels=2)(x, x, batch),
+    ],
+    ids=["knn_graph", "fps", "DynamicEdgeConv", "GravNetConv", "XConv"],
+)
+def test_a_batch_that_is_not_sorted_is_refused(patched, call):
+    call(torch.rand(4, 2), torch.tensor([0, 0, 2, 2]))
     with pytest.raises(ValueError, match="'batch' to ascend"):
-        nn.knn_graph(torch.rand(4, 2), 1, torch.tensor([1, 0, 1, 0]))
+        call(torch.rand(4, 2), torch.tensor([1, 1, 0, 0]))
+    with pytest.raises(ValueError, match="'batch' from 0"):
+        call(torch.rand(4, 2), torch.tensor([-1, -1, 0, 0]))
+
+
+def test_a_batch_beyond_its_size_is_refused(patched):
+    with pytest.raises(ValueError, match="'batch' from 0"):
+        nn.knn_graph(torch.rand(4, 2), 1, torch.tensor([0, 0, 1, 1]), batch_size=1)
 
 
 def test_functions_compile_and_script(patched):

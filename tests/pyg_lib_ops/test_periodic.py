@@ -68,6 +68,11 @@ def test_the_nearest_neighbours_remain_and_rows_follow_the_flow():
         ({"cell": torch.eye(2)}, "'cell'"),
         ({"pbc": (True, False)}, "'pbc'"),
         ({"batch": torch.tensor([1, 0])}, "'batch' to ascend"),
+        ({"batch": torch.tensor([0])}, "'batch' to be 2 integers"),
+        ({"batch": torch.tensor([-1, 0])}, "'batch' from 0"),
+        ({"batch": torch.tensor([0, 1]), "batch_size": 1}, "'batch' from 0"),
+        ({"r": float("nan")}, "'r' to be finite"),
+        ({"max_num_neighbors": -1}, "'max_num_neighbors'"),
         ({"x": torch.rand(2, 2)}, "'x'"),
     ],
 )
