@@ -26,39 +26,43 @@ struct Rows {
   }
 };
 
-// A walk of node2vec. Steps are drawn evenly and refused with the probabilities that make returns
+// Where a walk is, and its random numbers.
+template <class I>
+struct Walk {
+  I* out;
+  Random random;
+  uint64_t draws = 0;
+};
+
+// A step of node2vec. Steps are drawn evenly and refused with the probabilities that make returns
 // 1/p, and steps away from the neighbours of the node before 1/q times as likely.
 template <class I>
-bool walk(const Rows<I>& graph, int64_t length, double p, double q, Random random, I* out) {
+bool advance(const Rows<I>& graph, int64_t step, double p, double q, Walk<I>& walk) {
   const double most = std::max({1 / p, 1.0, 1 / q});
   const double back = 1 / p / most, near = 1 / most, away = 1 / q / most;
-  const bool even = p == 1 && q == 1;
-  uint64_t draws = 0;
-  for (int64_t step = 0; step < length; ++step) {
-    const I here = out[step];
-    if (!graph.exists(here))
+  const I here = walk.out[step];
+  if (!graph.exists(here))
+    return false;
+  const I degree = graph.degree(here);
+  I next = here;  // stays on a node without edges
+  for (bool refused = degree > 0; refused;) {
+    next = graph.col[graph.rowptr[here] + walk.random.below(degree, walk.draws++)];
+    if ((p == 1 && q == 1) || step == 0)
+      break;
+    if (!graph.exists(next))
       return false;
-    const I degree = graph.degree(here);
-    I next = here;  // stays on a node without edges
-    for (bool refused = degree > 0; refused;) {
-      next = graph.col[graph.rowptr[here] + random.below(degree, draws++)];
-      if (even || step == 0)
-        break;
-      if (!graph.exists(next))
-        return false;
-      const I before = out[step - 1];
-      const double draw = random.uniform(draws++);
-      // Whether the two are neighbours is looked up only if it decides.
-      if (next == before)
-        refused = draw > back;
-      else if (draw <= std::min(near, away))
-        refused = false;
-      else
-        refused = draw > std::max(near, away) || draw > (graph.has(next, before) ? near : away);
-    }
-    out[step + 1] = next;
+    const I before = walk.out[step - 1];
+    const double draw = walk.random.uniform(walk.draws++);
+    // Whether the two are neighbours is looked up only if it decides.
+    if (next == before)
+      refused = draw > back;
+    else if (draw <= std::min(near, away))
+      refused = false;
+    else
+      refused = draw > std::max(near, away) || draw > (graph.has(next, before) ? near : away);
   }
-  return graph.exists(out[length]);
+  walk.out[step + 1] = next;
+  return true;
 }
 
 Tensor random_walk(const Tensor& rowptr,
@@ -82,11 +86,19 @@ Tensor random_walk(const Tensor& rowptr,
     const I* starts = static_cast<const I*>(seed.const_data_ptr());
     I* nodes = static_cast<I*>(out.mutable_data_ptr());
     parallel_tasks((count + kWalks - 1) / kWalks, count * length < 4096, [&](int64_t task) {
+      std::vector<Walk<I>> walks;
       for (int64_t i = task * kWalks; i < std::min(count, (task + 1) * kWalks); ++i) {
+        walks.push_back({nodes + i * stride, Random(random_seed, i)});
         nodes[i * stride] = starts[i];
-        if (!walk<I>(graph, length, p, q, Random(random_seed, i), nodes + i * stride))
-          good = false;
       }
+      bool mine = true;  // all walks step by step: what one waits for is read for others meanwhile
+      for (int64_t step = 0; step < length && mine; ++step)
+        for (Walk<I>& walk : walks)
+          mine = advance<I>(graph, step, p, q, walk) && mine;
+      for (const Walk<I>& walk : walks)
+        mine = mine && graph.exists(walk.out[length]);
+      if (!mine)
+        good = false;
     });
   };
   wide ? run(int64_t{}) : run(int32_t{});
