@@ -1,4 +1,4 @@
-"""PyG's own tests of `torch_geometric.nn`, loaders and samplers, stock and under ``patch()``.
+"""PyG's own tests of layers, models, utilities, loaders and samplers, stock and under ``patch()``.
 
 ``PYG_SRC`` names a checkout of PyG at the installed version. What passes stock must pass patched.
 Those of layers belong to the full tier; all of them are run by ``make test-pyg``.
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-LAYERS, ALL = ("nn/conv",), ("nn", "loader", "sampler")
+LAYERS, ALL = ("nn/conv",), ("nn", "loader", "sampler", "utils")
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 
@@ -31,10 +31,15 @@ ROUNDING = {
     "test_message_passing::test_my_static_graph_conv",
 }
 
-# They call pyg-lib's operators, which patch() does not define.
+# Tests that want pyg-lib, and fail with ours.
 OF_PYG_LIB = {
+    # with torch-sparse, whose draws they compare with those of pyg-lib
     "test_neighbor_loader::test_pyg_lib_and_torch_sparse_homo_equality",
     "test_neighbor_loader::test_pyg_lib_and_torch_sparse_hetero_equality",
+    "test_dropout::test_dropout_path",  # expects the walk of pyg-lib's random numbers
+    # wants two threads, and lets later tests spawn workers, which would have to call patch()
+    "test_mixin::test_multithreading_neighbor_loader",
+    "test_neighbor_loader::test_memmap_neighbor_loader",
 }
 
 
