@@ -110,7 +110,7 @@ def _look() -> None:
     """Find the places, which depend on the modules that are imported."""
     global _looked, _places
     lacks_sparse = not torch_geometric.typing.WITH_TORCH_SPARSE
-    new: dict[str, Any] = dict.fromkeys(_FLAGS, True)
+    new: dict[str, Any] = {n: True for n in _FLAGS if hasattr(torch_geometric.typing, n)}
     # Without the native library torch-sparse samples neighbours, if it is there.
     samples = lacks_sparse or not cpu_unavailable_reasons()
     new |= {"pyg_lib": pyg_lib, "WITH_PYG_LIB": samples}

@@ -106,6 +106,13 @@ def test_a_flag_that_is_changed_between_two_blocks_is_restored(monkeypatch):
     assert spline_conv.spline_basis is print
 
 
+def test_a_version_of_pyg_without_a_flag_gets_the_others(monkeypatch):
+    monkeypatch.delattr(torch_geometric.typing, "WITH_KNN")
+    with pyg_accel.patched():
+        assert torch_geometric.typing.WITH_METIS
+        assert not hasattr(torch_geometric.typing, "WITH_KNN")
+
+
 def test_functions_of_points_run(patched):
     x, batch = points()
     edges = nn.knn_graph(x, 3, batch)
