@@ -146,11 +146,6 @@ class Graph:
             return None
         return Edges(edge_index, self._target, self.num_rows, self.num_cols, self._loops)
 
-    @property
-    def has_loops(self) -> bool:
-        """Whether nodes got a self-loop each."""
-        return self._loops is not None
-
     def release_edges(self) -> None:
         """Do not keep the edge list alive; whoever uses the graph does."""
         if self._edges is not None:

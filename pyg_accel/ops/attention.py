@@ -7,7 +7,7 @@ the operator, :func:`attention` runs its parts.
 
 import weakref
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from operator import methodcaller
 from typing import Any, NamedTuple
 
@@ -22,7 +22,6 @@ from pyg_accel.backends.spec import Shapes, shapes_of
 from pyg_accel.formula import Formula, operands_of, parse
 from pyg_accel.graph import CSR, Graph, check_graph
 from pyg_accel.graph.column_reuse import kind_of
-from pyg_accel.graph.csr import Edges
 from pyg_accel.ops.arrays import ARRAYS, Arrays, csr_and_rest
 from pyg_accel.ops.attention_backward import (
     AttentionCall,
@@ -33,7 +32,7 @@ from pyg_accel.ops.attention_backward import (
 )
 from pyg_accel.ops.attention_by_edge import attention_plan_of
 from pyg_accel.ops.attention_unfused import bind_unfused, extent, unfused
-from pyg_accel.ops.by_edge import EdgePlan, run_by_edge
+from pyg_accel.ops.by_edge import plan_by_edge
 from pyg_accel.ops.gspmm import check_operands
 from pyg_accel.ops.layout import contiguous_rows
 from pyg_accel.ops.operator import call, define
@@ -106,14 +105,7 @@ def attention(
     return result
 
 
-def _by_edge(graph: Graph, kind: tuple[Any, ...], operands: Sequence[Any]) -> Any:
-    return run_by_edge(graph, _edge_plan, kind, operands)
-
-
-def _edge_plan(
-    edges: Edges, kind: tuple[Any, ...], operands: Sequence[Tensor], needs: tuple[bool, ...]
-) -> EdgePlan | None:
-    return attention_plan_of(edges, kind, operands, needs, attention)
+_by_edge = partial(plan_by_edge, make=partial(attention_plan_of, attention=attention))
 
 
 def _is_fused(
@@ -158,11 +150,11 @@ def _make_plan(
         names, launch = _launch(csr, score, value, list(folded), fused=fused)
         plan = OperatorPlan(computing(launch, folds, (shape,)), names)
         if recorded:
-            plan.rule = _Rule(
-                score, value, edge_order, needs, sizes, tuple(t.shape for t in operands)
-            )
-            plan.keeps, plan.repeats = tuple(range(len(operands) + 2)), True
-            plan.saves = tuple([i for i in plan.keeps if sides.get(i, "e") != "e"])
+            shapes = tuple(t.shape for t in operands)
+            rule = _Rule(score, value, edge_order, needs, sizes, shapes)
+            keeps = tuple(range(len(operands) + 2))
+            plan.differentiate_by(rule, keeps, [sides[i] for i in sorted(sides)])
+            plan.repeats = True
         return plan
     whole = weakref.ref(graph)  # which has the plan
 

@@ -28,9 +28,9 @@ from pyg_accel.formula import (
 from pyg_accel.graph import Graph
 from pyg_accel.graph.csr import Edges
 from pyg_accel.ops.attention_unfused import extent
-from pyg_accel.ops.by_edge import EdgeGradient, EdgePlan, Launch, bind_passes, changes
+from pyg_accel.ops.by_edge import EdgePlan, Launch, bind_passes, computing, zeros_of
 from pyg_accel.ops.gspmm_backward import kinds_of_shapes
-from pyg_accel.ops.plan import folding
+from pyg_accel.ops.plan import Gradient, Result, folding
 from pyg_accel.ops.reduction_by_edge import without_narrow_sums
 
 __all__ = ["attention_plan_of"]
@@ -90,11 +90,12 @@ def attention_plan_of(
         return None
     name, launch = bound
     moved = sum(t.stride(0) * t.element_size() for t in folded) + heads * width * dtype.itemsize
-    plan = EdgePlan(_reversed(launch), tuple(sides[i] for i in range(n)), changes(folds), None, 0,
-                    {name: None}, moved * (1 + 2 * recorded))  # fmt: skip
+    plan = EdgePlan(
+        computing(_reversed(launch), folds), {name: None},
+        sides=tuple(sides[i] for i in range(n)), bytes=moved * (1 + 2 * recorded),
+    )  # fmt: skip
     if recorded:
-        plan.rule, plan.keeps = rule, (*range(n), n + 1, n + 2)
-        plan.saves = tuple([i for i in range(n) if sides[i] != "e"])
+        plan.differentiate_by(rule, (*range(n), n + 1, n + 2), plan.sides)
     return plan
 
 
@@ -127,7 +128,7 @@ class _Rule:
     edge_order: bool
     attention: Callable[..., Tensor]
 
-    def bind(self, edges: Edges, tensors: list[Tensor | None]) -> EdgeGradient | None:
+    def bind(self, edges: Edges, tensors: list[Tensor | None]) -> Gradient | None:
         """Plan the passes for operands, sums and exponentials of scores, and a gradient."""
         n, (heads, width) = len(self.sizes), self.extent
         number = heads, 1
@@ -155,7 +156,7 @@ class _Rule:
         second: list[Output] = []
         order: list[int] = []
         later: list[int] = []
-        zeros: list[tuple[int, tuple[int, ...]]] = []
+        launches: list[Any] = []
         for i, need in enumerate(self.needs):
             if not need:
                 continue
@@ -163,7 +164,8 @@ class _Rule:
             by_score = gradient(score, i, of_score, kinds)
             parts = [part for part in (by_value, by_score) if part is not None]
             if not parts:
-                zeros.append((i, tuple(self.trailings[i])))
+                zeros = zeros_of(sides[i], self.trailings[i])
+                launches.append((zeros, True, (len(ready) - 1,), (Result(i, None),)))
                 continue
             if len(parts) == 2 and self.sizes[i][1] == 1:  # of one width, or none is repeated
                 parts = [p if shape_of(p, kinds)[1] == 1 else Sum(p) for p in parts]
@@ -178,10 +180,11 @@ class _Rule:
         if bound is None:
             return None
         reads = tuple(range(len(ready)))
-        return EdgeGradient(bound[1], reads, folds, (*order, *later), zeros)
+        results = tuple(Result(i, None) for i in (*order, *later))
+        return Gradient((), folds, [(bound[1], True, reads, results), *launches], {bound[0]: None})
 
     def differentiate(
-        self, graph: Graph, edges: Edges, saved: Sequence[Tensor], grads: Sequence[Tensor | None]
+        self, graph: Graph, saved: Sequence[Tensor], grads: Sequence[Tensor | None], edges: Edges
     ) -> list[Tensor | None]:
         """Run the call again on the rows of the graph, and differentiate that."""
         recorded = torch.is_grad_enabled()

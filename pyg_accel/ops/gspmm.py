@@ -7,6 +7,7 @@ an edge operand without a reduction. So it can be differentiated any number of t
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from pyg_accel.backends.spec import shapes_of
 from pyg_accel.formula import Formula, has_sum, is_summed, operands_of, parse, shape_of
 from pyg_accel.graph import Graph, check_graph
 from pyg_accel.ops.arrays import ARRAYS, Arrays, csr_and_rest
-from pyg_accel.ops.by_edge import run_by_edge
+from pyg_accel.ops.by_edge import plan_by_edge
 from pyg_accel.ops.gspmm_backward import backward, setup_context
 from pyg_accel.ops.launch import run_gspmm
 from pyg_accel.ops.layout import find_layout
@@ -72,8 +73,7 @@ def gspmm(
     return _dispatched(graph, text, operands, reduce, edge_order)
 
 
-def _by_edge(graph: Graph, kind: tuple[Any, ...], operands: Sequence[Any]) -> Any:
-    return run_by_edge(graph, edge_plan_of, kind, operands)
+_by_edge = partial(plan_by_edge, make=edge_plan_of)
 
 
 def _dispatched(graph: Graph, text: str, operands: Any, reduce: Any, edge_order: bool) -> Any:

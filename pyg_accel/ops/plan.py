@@ -28,6 +28,7 @@ from pyg_accel.backends.dispatch import (
 )
 from pyg_accel.backends.notes import chosen
 from pyg_accel.graph import Graph
+from pyg_accel.graph.csr import Edges
 from pyg_accel.graph.facts import Facts, facts_of
 from pyg_accel.machine import is_captured
 from pyg_accel.ops.layout import contiguous_rows
@@ -53,6 +54,7 @@ _modes = torch._C._len_torch_dispatch_stack
 _batched = torch._C._functorch.is_legacy_batchedtensor
 
 Fold = Callable[[Tensor], Tensor] | None
+_Grads = tuple[Tensor | None, ...]
 
 
 class _Arguments(threading.local):
@@ -84,7 +86,8 @@ class Gradient(NamedTuple):
         constants: what it reads of the graph; behind saved tensors and gradients of results.
         folds: (place, change) of those that are not read as they are.
         launches: functions, whether they take a list, the places of what they read, and the
-            gradients that they compute.
+            gradients that they compute. Over an edge list, they take the list and its sizes first,
+            and degrees of targets are behind the gradients of results.
         backends: that run it.
     """
 
@@ -97,13 +100,18 @@ class Gradient(NamedTuple):
 class Rule(Protocol):
     """How calls of a kind are differentiated."""
 
-    def bind(self, graph: Graph, tensors: list[Tensor | None]) -> Gradient | None:
-        """Plan the pass for saved tensors and gradients like these; None if it has no plan."""
+    def bind(self, graph: Any, tensors: list[Tensor | None]) -> Gradient | None:
+        """Plan the pass for saved tensors and gradients like these; None if it has no plan.
 
-    def differentiate(
-        self, graph: Graph, saved: Sequence[Tensor], grads: Sequence[Tensor | None]
-    ) -> Sequence[Tensor | None]:
-        """Compute the gradients by operators."""
+        The graph is an edge list (:class:`~pyg_accel.graph.csr.Edges`) if it is not built.
+        """
+
+    @property
+    def differentiate(self) -> Callable[..., Sequence[Tensor | None]]:
+        """Compute gradients by operators, of the graph, saved tensors and gradients of results.
+
+        The edges are behind them if the call ran on an edge list.
+        """
 
 
 @dataclass(slots=True, eq=False)
@@ -111,7 +119,8 @@ class OperatorPlan:
     """How calls of a kind run on a graph.
 
     Attributes:
-        compute: of the operands, returns a tensor or a sequence of them: see :func:`computing`.
+        compute: of the operands, returns a tensor or a sequence of them: see :func:`computing`; of
+            the graph, the edges and a list of operands for calls over an edge list.
         backends: that run it.
         results: how many a call returns, in a list; 0 if it returns a tensor. What is computed
             behind them is only saved.
@@ -136,28 +145,38 @@ class OperatorPlan:
     asked: str = "auto"
     gradients: dict[Any, Gradient] = field(default_factory=dict)
 
+    def differentiate_by(self, rule: Rule, keeps: tuple[int, ...], sides: Sequence[str]) -> None:
+        """Set what differentiates calls, and what it reads; ``sides`` are those of the operands."""
+        self.rule, self.keeps = rule, keeps
+        self.saves = tuple([i for i, side in enumerate(sides) if i in keeps and side != "e"])
+
     def backward(
-        self, graph: Graph, saved: Sequence[Tensor], grads: tuple[Tensor | None, ...]
+        self, graph: Graph, edges: Edges | None, saved: Sequence[Tensor], grads: _Grads
     ) -> Sequence[Tensor | None]:
         """Compute gradients that are differentiated again, observed, or many at once."""
         if any(map(is_batch, grads)):
-            return each_gradient(lambda *one: tuple(self.backward(graph, saved, one)), grads)
+            return each_gradient(lambda *one: tuple(self.backward(graph, edges, saved, one)), grads)
         assert self.rule is not None
         with self._as_asked():
-            return self.rule.differentiate(graph, saved, grads)
+            if edges is None:
+                return self.rule.differentiate(graph, saved, grads)
+            return self.rule.differentiate(graph.build(edges.edge_index), saved, grads, edges)
 
     def _as_asked(self) -> AbstractContextManager[None]:
         """Prefer the backend that was named for the forward pass: other threads do not know it."""
         return nullcontext() if self.asked == "auto" else prefer_backend(self.asked)
 
-    def bind(self, graph: Graph, key: Any, tensors: list[Tensor | None]) -> Gradient | None:
+    def bind(
+        self, graph: Graph, edges: Edges | None, key: Any, tensors: list[Tensor | None]
+    ) -> Gradient | None:
         """Plan the backward pass for tensors like these; None if it goes through operators."""
         if any(isinstance(part, Tensor) for part in key):
             return None
         assert self.rule is not None
         with self._as_asked():
-            gradient = self.rule.bind(graph, tensors)
-        if gradient is not None and not is_captured(graph.col):  # what is made there is its own
+            gradient = self.rule.bind(graph if edges is None else edges, tensors)
+        # What is made of a graph while one is captured is its own.
+        if gradient is not None and (edges is not None or not is_captured(graph.col)):
             self.gradients[key] = gradient
         return gradient
 
@@ -173,7 +192,7 @@ def run(
     make: Callable[..., OperatorPlan | None],
     kind: tuple[Any, ...],
     operands: Sequence[Any],
-    by_edge: Callable[[Graph, tuple[Any, ...], Sequence[Any]], Any] | None = None,
+    by_edge: Callable[..., tuple[OperatorPlan, Edges] | None] | None = None,
 ) -> Any:
     """Run an eager call.
 
@@ -182,7 +201,8 @@ def run(
         make: of the graph, the kind, operands and whether each needs a gradient, makes the plan.
         kind: what else it depends on.
         operands: tensors, if all is well.
-        by_edge: runs calls on a graph that is not built, or returns None.
+        by_edge: of the graph, the kind and operands, returns the plan and the edges of a call on a
+            graph that is not built; None if it has to be.
 
     Returns:
         The result, or a list of them; None for a call that goes through the registered operator.
@@ -193,38 +213,42 @@ def run(
         raise NotImplementedError("pyg_accel operators have no forward-mode derivatives")
     if type(graph) is not Graph or _modes() or _transforms() is not None:
         return None
+    plan: Any = None
+    edges: Edges | None = None
     if not graph.built:
-        outs = None if by_edge is None else by_edge(graph, kind, operands)
-        if outs is not None:
-            return outs
-        graph = graph.build()
-    recorded, facts = torch.is_grad_enabled(), []
-    for t in operands:
-        if type(t) not in _PLAIN or t.layout is not _STRIDED:
-            return None
-        needs = recorded and t.requires_grad
-        facts.append((t.shape, t.stride(), t.dtype, t.device, needs))
-    key: Any = (make, kind, named.get(), settings.changes, *variables_of_choices(), *facts)
-    if graph.is_cuda:
-        modes = torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()
-        key = (*key, *modes)
-    plan = graph.plans.get(key)
-    if plan is None or (plan.facts is not None and plan.count_use_and_check_reuse(graph)):
-        plan = make(graph, kind, operands, tuple([fact[-1] for fact in facts]))
-        if plan is None:
-            return None
-        _keep(graph, key, plan)
+        plan, edges = (by_edge and by_edge(graph, kind, operands)) or (None, None)
+        graph = graph if edges is not None else graph.build()
+    if edges is None:
+        recorded, facts = torch.is_grad_enabled(), []
+        for t in operands:
+            if type(t) not in _PLAIN or t.layout is not _STRIDED:
+                return None
+            needs = recorded and t.requires_grad
+            facts.append((t.shape, t.stride(), t.dtype, t.device, needs))
+        key: Any = (make, kind, named.get(), settings.changes, *variables_of_choices(), *facts)
+        if graph.is_cuda:
+            key = (*key, torch.get_float32_matmul_precision(),
+                   torch.are_deterministic_algorithms_enabled())  # fmt: skip
+        plan = graph.plans.get(key)
+        if plan is None or (plan.facts is not None and plan.count_use_and_check_reuse(graph)):
+            plan = make(graph, kind, operands, tuple([fact[-1] for fact in facts]))
+            if plan is None:
+                return None
+            _keep(graph, key, plan)
     given = arguments.tensors
     if plan.saves and given:
         owned = {i for i in plan.saves if any(t is operands[i] or t is operands[i]._base
                                               for t in given)}  # fmt: skip
         if owned:
             operands = [t.clone() if i in owned else t for i, t in enumerate(operands)]
-            return run(graph, make, kind, operands)
+            return run(graph, make, kind, operands, by_edge)
     names = chosen.get()
     if names is not None:
         names.update(plan.backends)
-    outs = plan.compute(*operands) if plan.rule is None else _apply(plan, graph, *operands)
+    if plan.rule is not None:
+        outs = _apply(plan, graph, edges, *operands)
+    else:
+        outs = plan.compute(*operands) if edges is None else plan.compute(graph, edges, operands)
     if plan.results:
         return [outs] if type(outs) is Tensor else list(outs)
     return outs if type(outs) is Tensor else outs[0]
@@ -309,10 +333,18 @@ class _Reduce(torch.autograd.Function):
     """A call as a node of autograd."""
 
     @staticmethod
-    def forward(ctx: Any, plan: OperatorPlan, graph: Graph, *operands: Tensor) -> Any:
-        outs = plan.compute(*operands)
-        ctx.plan, ctx.graph = plan, graph
-        if plan.keeps:
+    def forward(
+        ctx: Any, plan: OperatorPlan, graph: Graph, edges: Edges | None, *operands: Tensor
+    ) -> Any:
+        ctx.plan, ctx.graph, ctx.edges = plan, graph, None
+        if edges is None:
+            outs = plan.compute(*operands)
+        else:
+            outs = plan.compute(graph, edges, operands)
+            ctx.edges = edges[1:]
+            every = [*operands, *outs]
+            ctx.save_for_backward(edges.edge_index, *map(every.__getitem__, plan.keeps))
+        if plan.keeps and edges is None:
             every = [*operands, outs] if type(outs) is Tensor else [*operands, *outs]
             if plan.repeats:  # changes in place of the result are no changes of what is saved
                 ctx.result, ctx.version = outs[0].detach(), outs[0]._version
@@ -325,10 +357,12 @@ class _Reduce(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
-        plan, graph = ctx.plan, ctx.graph
-        tensors: list[Any] = [*ctx.saved_tensors, *grads] if plan.keeps else [*grads]
+        plan, graph, edges = ctx.plan, ctx.graph, None
+        tensors: list[Any] = [*ctx.saved_tensors, *grads] if plan.keeps or ctx.edges else [*grads]
+        if ctx.edges is not None:
+            edges = Edges(tensors.pop(0), *ctx.edges)
         if plan.repeats and ctx.result._version != ctx.version:
-            place = len(ctx.needs_input_grad) - 2  # behind the operands
+            place = len(ctx.needs_input_grad) - 3  # behind the operands
             tensors[place] = plan.compute(*tensors[:place])[0]
         gradient = None
         if not (torch.is_grad_enabled() or _modes() or _transforms() is not None):
@@ -336,23 +370,27 @@ class _Reduce(torch.autograd.Function):
             for t in tensors:  # subclasses and batched tensors are not keyed
                 key.append(t.stride() if type(t) in _PLAIN and not _batched(t) else t)
             key = tuple(key)
-            gradient = plan.gradients.get(key) or plan.bind(graph, key, tensors)
+            gradient = plan.gradients.get(key) or plan.bind(graph, edges, key, tensors)
         if gradient is None:
-            return (None, None, *plan.backward(graph, tensors[: len(plan.keeps)], grads))
-        tensors += gradient.constants
+            saved = tensors[: len(plan.keeps)]
+            return (None, None, None, *plan.backward(graph, edges, saved, grads))
+        tensors += gradient.constants if edges is None else (graph.counts,)
         for place, fold in gradient.folds:
             tensors[place] = fold(tensors[place])
         found: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
         for function, listed, used, results in gradient.launches:
             read: Any = map(tensors.__getitem__, used)
-            outs = function([*read]) if listed else function(*read)
+            if edges is not None:
+                outs = function(edges.edge_index, edges.sizes(), [*read])
+            else:
+                outs = function([*read]) if listed else function(*read)
             outs = (outs,) if type(outs) is Tensor else outs
             for (operand, fit), out in zip(results, outs, strict=True):
                 out = out if fit is None else fit(out)
                 if operand is None:
                     tensors.append(out)
                 else:
-                    found[2 + operand] = out
+                    found[3 + operand] = out
         names = chosen.get()
         if names is not None:
             names.update(gradient.backends)

@@ -30,7 +30,7 @@ from pyg_accel.ops.plan import Fold, Gradient, OperatorPlan, Result, computing, 
 from pyg_accel.ops.steps import SCATTER, Pass, fit
 from pyg_accel.runtime.cache import Bounded
 
-__all__ = ["EXTREMES", "REDUCES", "Reduction", "plan_of", "reduction_of", "transposed_of"]
+__all__ = ["EXTREMES", "REDUCES", "Reduction", "plan_of", "rule_of", "transposed_of"]
 
 REDUCES = ("sum", "mean", "max", "min", "prod", "sqsum", "none")
 EXTREMES = ("max", "min")
@@ -48,15 +48,10 @@ def plan_of(
         operands: by index.
         needs: which of them need gradients.
     """
-    text, reduces, edge_order, single = kind
-    trailings = tuple(t.shape[1:] for t in operands)
-    if len({t.dtype for t in operands}) != 1 or not operands[0].is_floating_point():
-        return None
-    rule = None
-    if 0 not in map(Tensor.dim, operands):
-        rule = reduction_of(text, reduces, edge_order, trailings, needs)
+    rule = rule_of(kind, operands, needs)
     if rule is None:
         return None
+    _, reduces, _, single = kind
     rows, device = rule.rows(graph), graph.device
     for t, side in zip(operands, rule.sides, strict=True):
         if t.size(0) != rows[side] or t.device != device:
@@ -67,16 +62,23 @@ def plan_of(
     shapes = [(rows["e" if r == "none" else "v"], *rule.trailing) for r in reduces]
     if launch.accepts_any_layout:
         folds = (None,) * len(operands)
-        if reduces != ("none",) and trailings[rule.sides.index("u")] == rule.trailing:
+        if reduces != ("none",) and rule.trailings[rule.sides.index("u")] == rule.trailing:
             shapes = []
     results = 0 if single else len(reduces)
     plan = OperatorPlan(computing(launch, folds, shapes), {bound.backend: None}, results)
     if any(needs):
-        plan.rule, plan.keeps = rule, rule.keeps
-        plan.saves = tuple(
-            [i for i, side in enumerate(rule.sides) if i in rule.keeps and side != "e"]
-        )
+        plan.differentiate_by(rule, rule.keeps, rule.sides)
     return plan
+
+
+def rule_of(
+    kind: tuple[Any, ...], operands: Sequence[Tensor], needs: tuple[bool, ...]
+) -> "Reduction | None":
+    """Return what is known of calls like this one; None if no plan serves them."""
+    one_dtype = len({t.dtype for t in operands}) == 1 and operands[0].is_floating_point()
+    if not one_dtype or 0 in map(Tensor.dim, operands):
+        return None
+    return reduction_of(*kind[:3], tuple(t.shape[1:] for t in operands), needs)
 
 
 def transposed_of(graph: Graph, *, edge_order: bool) -> CSR:

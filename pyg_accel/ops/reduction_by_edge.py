@@ -24,10 +24,10 @@ from pyg_accel.formula import (
 )
 from pyg_accel.graph import Graph
 from pyg_accel.graph.csr import Edges
-from pyg_accel.ops.by_edge import COUNT, EdgeGradient, EdgePlan, bind_passes, changes
+from pyg_accel.ops.by_edge import COUNT, EdgePlan, bind_passes, computing, zeros_of
 from pyg_accel.ops.gspmm_backward import kinds_of_shapes, operand_gradients
-from pyg_accel.ops.plan import folding
-from pyg_accel.ops.reduction import EXTREMES, Reduction, reduction_of
+from pyg_accel.ops.plan import Gradient, Result, folding
+from pyg_accel.ops.reduction import EXTREMES, Reduction, rule_of
 
 __all__ = ["edge_plan_of", "without_narrow_sums"]
 
@@ -44,17 +44,13 @@ def edge_plan_of(
         operands: by index.
         needs: which of them need gradients.
     """
-    text, reduces, edge_order, single = kind
-    trailings = tuple(t.shape[1:] for t in operands)
-    if len({t.dtype for t in operands}) != 1 or not operands[0].is_floating_point():
+    rule, (_, reduces, _, single) = rule_of(kind, operands, needs), kind
+    device = edges.edge_index.device
+    odd = any(t.device != device or 0 in t.shape[1:] for t in operands)
+    if rule is None or odd or "prod" in reduces:
         return None
-    if "prod" in reduces or any(t.device != edges.edge_index.device for t in operands):
-        return None
-    if any(0 in trailing for trailing in trailings):
-        return None
-    rule = reduction_of(text, reduces, edge_order, trailings, needs)
-    by_edge = rule is not None and ("e" in rule.sides or "none" in reduces)
-    if rule is None or (by_edge and (edges.loops is not None or not rule.edge_order)):
+    by_edge = "e" in rule.sides or "none" in reduces
+    if by_edge and (edges.loops is not None or not rule.edge_order):
         return None
     pairs = [folding(t, *shape) for t, shape in zip(operands, rule.shapes, strict=True)]
     folds, folded = zip(*pairs, strict=True)
@@ -62,7 +58,9 @@ def edge_plan_of(
     dtype, counting = operands[0].dtype, None
     if "mean" in reduces:
         bound = bind_passes(edges, ((COUNT,), *passes), folded, dtype)
-        counting = bound and bound[1]
+        if bound is None:
+            return None
+        counting = bound[1]
         folded = (*folded, _one_of(edges, dtype))
     bound = bind_passes(edges, passes, folded, dtype)
     if bound is None:
@@ -71,13 +69,12 @@ def edge_plan_of(
     moved = sum(t.stride(0) * t.element_size() for t in folded) + dtype.itemsize * (
         rule.message[0] * rule.message[1] * len(reduces)
     )
-    plan = EdgePlan(launch, rule.sides, changes(folds), counting, 0 if single else len(reduces),
-                    {name: None}, moved * (1 + 2 * any(needs)))  # fmt: skip
+    plan = EdgePlan(
+        computing(launch, folds, counting), {name: None}, 0 if single else len(reduces),
+        sides=rule.sides, counts=counting is not None, bytes=moved * (1 + 2 * any(needs)),
+    )  # fmt: skip
     if any(needs):
-        plan.rule, plan.keeps = _Rule(rule), rule.keeps
-        plan.saves = tuple(
-            [i for i, side in enumerate(rule.sides) if i in rule.keeps and side != "e"]
-        )
+        plan.differentiate_by(_Rule(rule), rule.keeps, rule.sides)
     return plan
 
 
@@ -125,7 +122,7 @@ class _Rule:
 
     reduction: Reduction
 
-    def bind(self, edges: Edges, tensors: list[Tensor | None]) -> EdgeGradient | None:
+    def bind(self, edges: Edges, tensors: list[Tensor | None]) -> Gradient | None:
         """Plan the pass for saved tensors and gradients like these."""
         rule = self.reduction
         n, count = len(rule.sides), len(rule.reduces)
@@ -158,20 +155,24 @@ class _Rule:
         )  # fmt: skip
         used = {o.index for output in outputs for o in operands_of(output.formula)}
         like = next(t for t in tensors[len(rule.keeps) :] if t is not None)
-        zeros = [(i, tuple(rule.trailings[i])) for i, need in enumerate(rule.needs)
-                 if need and i not in wanted]  # fmt: skip
+        given = len(rule.keeps) + next(r for r, is_there in enumerate(grads) if is_there)
+        launches: list[Any] = [
+            (zeros_of(rule.sides[i], rule.trailings[i]), True, (given,), (Result(i, None),))
+            for i, need in enumerate(rule.needs) if need and i not in wanted
+        ]  # fmt: skip
         if not outputs:
-            return EdgeGradient(lambda *_: [], (), [], (), zeros)
+            return Gradient((), [], launches, {})
         every = [ready.get(i) if i in used else None for i in range(degrees + 1)]
         bound = bind_passes(edges, (outputs,), every, like.dtype)
         if bound is None:
             return None
         reads = tuple(places[i] for i in range(degrees + 1) if i in used)
         folds = [(place, fold) for place, fold in folds if place in reads]
-        return EdgeGradient(bound[1], reads, folds, tuple(wanted), zeros)
+        results = tuple(Result(i, None) for i in wanted)
+        return Gradient((), folds, [(bound[1], True, reads, results), *launches], {bound[0]: None})
 
     def differentiate(
-        self, graph: Graph, edges: Edges, saved: Sequence[Tensor], grads: Sequence[Tensor | None]
+        self, graph: Graph, saved: Sequence[Tensor], grads: Sequence[Tensor | None], edges: Edges
     ) -> list[Tensor | None]:
         """Compute the gradients by operators, on the rows of the graph."""
         rule = self.reduction

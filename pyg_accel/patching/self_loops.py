@@ -37,7 +37,7 @@ def _is_plain(edge_index: Any) -> bool:
 
 def _library(edge_index: Any) -> Any:
     """The library for an edge_index; None if PyG's operators have to do."""
-    on_cpu = _is_plain(edge_index) and edge_index.device.type == "cpu"
+    on_cpu = _is_plain(edge_index) and not edge_index.is_cuda
     return library_of(edge_index.device) if on_cpu else None
 
 

@@ -12,7 +12,7 @@ import types
 from collections.abc import Callable, Iterable
 from copy import copy
 from gc import get_referents
-from operator import attrgetter
+from operator import attrgetter, is_not
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -115,7 +115,7 @@ class Shared:
             walk = self._walked()
         except NotComparable:
             return False
-        if walk.key != self.walk.key or any(map(_is_not, walk.tensors, self.walk.tensors)):
+        if walk.key != self.walk.key or any(map(is_not, walk.tensors, self.walk.tensors)):
             return False
         self.walk, self.compared = walk, _entries_of(walk)
         return True
@@ -287,13 +287,7 @@ class Reading:
         return guard
 
 
-def _is_not(value: Any, other: Any) -> bool:
-    return value is not other
-
-
-def _parts_of(
-    functions: list[types.FunctionType],
-) -> tuple[tuple[int, ...], tuple[Any, ...]]:
+def _parts_of(functions: list[types.FunctionType]) -> tuple[tuple[int, ...], tuple[Any, ...]]:
     """Return the places of code and defaults among all that functions refer to, and these.
 
     Behind the places is the number of all. The attributes are not read in each call: Python would

@@ -37,18 +37,19 @@ _SIGNATURE = inspect.Signature([  # of gcn_norm()
 ])  # fmt: skip
 
 
-def node_scales(matrix: Graph, dtype: torch.dtype) -> Tensor:
+def node_scales(matrix: Graph, loops: bool, dtype: torch.dtype) -> Tensor:
     """Return 1 / sqrt(degree) of every node, [N, 1]; 0 for nodes without edges.
 
     Args:
         matrix: the graph, of as many sources as targets.
+        loops: all nodes have one.
         dtype: of the result.
     """
 
     @for_autograd
     def make() -> Tensor:
         scale = degrees_of(matrix, dtype).rsqrt().to(dtype)
-        return scale if matrix.has_loops else scale.masked_fill_(scale == float("inf"), 0.0)
+        return scale if loops else scale.masked_fill_(scale == float("inf"), 0.0)
 
     return derived((matrix,), ("node scales", dtype), make)
 
@@ -141,7 +142,7 @@ def _replace(out: fx.Graph, norm: fx.Node, sums: list[fx.Node]) -> None:
     with out.inserting_before(norm):
         own = nodes if loops else None
         matrix = out.call_function(graph_of, (edges, nodes, nodes, target, own))
-        scale = out.call_function(node_scales, (matrix, given["dtype"]))
+        scale = out.call_function(node_scales, (matrix, loops, given["dtype"]))
         matrix.meta[DERIVED] = scale.meta[DERIVED] = True
     for node in sums:
         x = node.args[2][1]  # type: ignore[index]
@@ -153,24 +154,22 @@ def _replace(out: fx.Graph, norm: fx.Node, sums: list[fx.Node]) -> None:
 
 def _replace_loops(added: fx.Node, constants: dict[str, Any]) -> None:
     """Let a graph have the self-loops that a node adds to a list of edges without any."""
-    listed = _first_result(added.args[1]) if len(added.args) > 1 else None
-    nodes = added.kwargs.get("num_nodes")
-    if not _is_call(added, constants, add_self_loops) or nodes is None:
+    listed: Any = _first_result(added.args[1]) if len(added.args) > 1 else None
+    nodes, removes = added.kwargs.get("num_nodes"), _is_call(listed, constants, remove_self_loops)
+    if nodes is None or not (removes and _is_call(added, constants, add_self_loops)):
         return
-    if listed is None or not _is_call(listed, constants, remove_self_loops):
-        return
-    if any(argument is not None for node in (added, listed) for argument in node.args[2:]):
-        return  # features of edges
-    if any(_first_result(user) is None and user.users for node in (added, listed)
-           for user in node.users):  # fmt: skip
+    lists = added, listed
+    features = any(argument is not None for node in lists for argument in node.args[2:])
+    if features or any(_first_result(u) is None and u.users for node in lists for u in node.users):
         return
     users = [user for part in added.users for user in part.users]
     matrices = [user for user in users if user.target is graph_of]
-    numbers = [size for user in users if user.target is not graph_of for size in user.users]
-    if not all(_reads_no_edges(user, constants) for matrix in matrices for user in matrix.users):
-        return
-    if any(u.target not in (graph_of, Tensor.__getitem__) for u in users) or not all(
-        map(_is_only_asked_for_zero, numbers)
+    others = [user for user in users if user.target is not graph_of]
+    numbers = [size for user in others for size in user.users]
+    if not (
+        all(_reads_no_edges(user, constants) for matrix in matrices for user in matrix.users)
+        and all(user.target is Tensor.__getitem__ for user in others)
+        and all(map(_is_only_asked_for_zero, numbers))
     ):
         return
     for matrix in matrices:

@@ -146,7 +146,7 @@ def test_scales_are_products_of_weights(target: int, loops: bool) -> None:
     edges = graph()
     flow = "source_to_target" if target else "target_to_source"
     matrix = Graph.of_edges(edges, target, N, N, loops=N if loops else None)
-    scale = node_scales(matrix, torch.float64)
+    scale = node_scales(matrix, loops, torch.float64)
     weighted, weight = gcn_norm(edges, None, N, False, loops, flow, torch.float64)
     right = torch.zeros(N, N, dtype=torch.float64)
     right.index_put_((weighted[target], weighted[1 - target]), weight, accumulate=True)

@@ -69,9 +69,8 @@ def bind(
     at = len(operands)
     for part in passes:
         recipe, used = _recipe(part, plain[:at], dtypes)
-        made.append(
-            (replace(recipe, loops=edges.loops is not None, traps=edges.edge_index.is_cuda), used)
-        )
+        loops, traps = edges.loops is not None, edges.edge_index.is_cuda
+        made.append((replace(recipe, loops=loops, traps=traps), used))
         at += len(part)
     places = _allocate(sequence, passes, [recipe for recipe, _ in made], dtypes)
     for part, (recipe, used) in zip(passes, made, strict=True):
