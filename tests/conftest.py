@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jinja2 import Environment, FileSystemLoader
 
 # Read when torch's compiler is imported: its pool of processes takes longer to start than it saves.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
@@ -44,12 +45,19 @@ ROOT = Path(__file__).parents[1]
 
 
 def pytest_configure() -> None:
-    """Make a plain SAGEConv first: PyG renders the template of a class from its first instance.
+    """Do once what torch and PyG do often: compile a template, queue seeds of devices to come.
 
-    That of one with several aggregators has no `message_and_aggregate`, for plain ones either.
+    Make a plain SAGEConv first: PyG renders the template of a class from its first instance, and
+    one with several aggregators has no `message_and_aggregate`, for plain ones either.
     """
+    from torch_geometric import template
     from torch_geometric.nn import SAGEConv
 
+    environment = functools.cache(lambda path: Environment(loader=FileSystemLoader(path)))
+    template.Environment = lambda loader: environment(*loader.searchpath)
+    for device in (torch.cuda, torch.mtia, torch.xpu):
+        if not device.is_available():
+            device.manual_seed_all = lambda seed: None
     SAGEConv(1, 1)
 
 
