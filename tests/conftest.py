@@ -112,6 +112,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.full)
 
 
+def pytest_collection_finish() -> None:
+    """Leave what is there for good out of later collections, which take half a second with it."""
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Print how many tests were skipped, and why; first those that need a GPU."""
     reasons: dict[bool, Counter[str]] = {True: Counter(), False: Counter()}

@@ -204,7 +204,6 @@ def test_owners_may_die_while_it_is_asked_whether_a_tensor_is_new():
     """Garbage is collected when objects are made, so at every count of new objects once."""
     settings.graph_cache, filled = 99, []
     gc.collect()
-    gc.freeze()
     threshold = gc.get_threshold()
     try:
         for new in range(1, 60):
@@ -222,7 +221,6 @@ def test_owners_may_die_while_it_is_asked_whether_a_tensor_is_new():
     finally:
         gc.set_threshold(*threshold)
         gc.enable()
-        gc.unfreeze()
 
 
 def test_threads_store_and_drop_at_the_same_time():
