@@ -32,6 +32,11 @@ class Box:
 class Plain(torch.nn.Module):
     def forward(self, x):
         return x
+def fake():
+    package, module = types.ModuleType("fake_pkg"), types.ModuleType("fake_pkg.conf")
+    package.__path__, package.conf, module.A = [], module, 2.0
+    sys.modules |= {"fake_pkg": package, "fake_pkg.conf": module}
+    return package
 """
 
 
@@ -48,15 +53,18 @@ class Read(NamedTuple):
 def reads() -> dict[str, Read]:
     """The table of ``reads.txt``."""
     entries, key = dict[str, dict[str, str]](), ""
-    for line in Path(__file__).with_name("reads.txt").read_text().splitlines()[3:]:
-        if line.startswith("# "):
-            entry = entries[line[2:]] = {}
-        elif line.startswith("    "):
+    for line in Path(__file__).with_name("reads.txt").read_text().splitlines()[4:]:
+        if line.startswith("    "):
             entry[key] += line[3:].replace(" ", "\n", 1)
-        else:
-            key, _, entry[key] = line.partition(" ")
+            continue
+        for part in line.split(" | "):
+            if part.startswith("# "):
+                entry = entries[part[2:]] = {}
+            else:
+                key, _, entry[key] = part.partition(" ")
     for entry in entries.values():
-        if target := entry.pop("set", ""):
+        if "change" not in entry:
+            target = entry.pop("set", entry["read"].replace("self.", "o."))
             entry |= {"change": f"{target} = 5.0", "back": f"{target} = 2.0"}
     return {name: Read(**entry) for name, entry in entries.items()}
 
