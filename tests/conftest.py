@@ -61,6 +61,11 @@ def pytest_configure() -> None:
     SAGEConv(1, 1)
 
 
+def pytest_unconfigure() -> None:
+    """Let the objects that ``little_garbage`` has set aside die as at any end of a process."""
+    gc.unfreeze()
+
+
 def covering(rows: Sequence[tuple[Hashable, ...]], strength: int) -> list[int]:
     """Choose rows of a table in which every value occurs that occurs in any row.
 
@@ -90,13 +95,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     ``pairs``: those that a table of all pairs leaves out. ``pairs("triton")`` looks only at cases
     with that parameter. ``each`` and ``each("triton")``: those that a table leaves out in which
-    every value occurs. ``heavy("triton", 577)``: those that have both parameters.
+    every value occurs. ``heavy("triton", 577)``: those that have both parameters. ``one_of(3, 1)``:
+    all but every third, from the second one on.
     """
     products: dict[tuple[Any, str, int, Any], list[Any]] = {}
+    counts = Counter[tuple[Any, str]]()
     for item in (item for item in items if hasattr(item, "callspec")):
         values = list(item.callspec.params.values())
         if any(all(v in values for v in heavy.args) for heavy in item.iter_markers("heavy")):
             item.add_marker(pytest.mark.full)
+        elif marker := item.get_closest_marker("one_of"):
+            number, first = (*marker.args, 0)[:2]
+            if counts[item.parent, item.originalname] % number != first:
+                item.add_marker(pytest.mark.full)
+            counts[item.parent, item.originalname] += 1
         else:
             for strength, name in enumerate(("each", "pairs"), 1):
                 if marker := item.get_closest_marker(name):
@@ -110,12 +122,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for i, item in enumerate(product):
             if i not in chosen:
                 item.add_marker(pytest.mark.full)
-
-
-def pytest_collection_finish() -> None:
-    """Leave what is there for good out of later collections, which take half a second with it."""
-    gc.collect()
-    gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -140,6 +146,13 @@ def interpreted_integers() -> None:
         from triton.runtime.interpreter import interpreter_builder
 
         interpreter_builder.options = replace(interpreter_builder.options, debug=True)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def little_garbage() -> None:
+    """Leave what is there already out of collections, which take half a second with it."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -1,14 +1,11 @@
 """Ranks: processes that are started once and run functions of the test files together."""
 
 import inspect
+import multiprocessing
 import os
-import pickle
-import select
-import subprocess
-import sys
+import runpy
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +13,11 @@ import pytest
 import torch
 
 WORKER = Path(__file__).with_name("worker.py")
-ROOT = Path(__file__).parents[2]
 GPUS = torch.cuda.device_count()
+# The server imports all that ranks need, once; a process that has met a GPU cannot be forked.
+FORKED = multiprocessing.get_context("forkserver")
+FORKED.set_forkserver_preload(["pyg_accel.distributed.entry", "pyg_accel.rewrite.optimized"])
+SPAWNED = multiprocessing.get_context("spawn")
 
 
 class RankFailed(Exception):
@@ -33,18 +33,21 @@ class Ranks:
 
     def __init__(self, folder: Path, world: int, backend: str, seconds: float = 60) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.world, self.backend, self.patience = world, backend, seconds + 60
-        env = dict(os.environ) | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        env.pop("PYTEST_CURRENT_TEST", None)
-        given = [backend, str(folder / "meeting")]
-        self.processes = [
-            subprocess.Popen(
-                [sys.executable, str(WORKER), *given, str(rank), str(world), str(seconds)],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env,
-                stderr=(folder / f"rank{rank}.txt").open("w"),
-            )
-            for rank in range(world)
-        ]  # fmt: skip
+        self.patience = seconds + 60
+        self.processes, self.connections = [], []
+        context = FORKED if backend == "gloo" else SPAWNED
+        env = {k: v for k, v in os.environ.items() if k != "PYTEST_CURRENT_TEST"}
+        for rank in range(world):
+            mine, theirs = context.Pipe()
+            given = {
+                "connection": theirs, "backend": backend, "folder": str(folder), "rank": rank,
+                "world": world, "seconds": seconds, "environment": env,
+            }  # fmt: skip
+            process = context.Process(target=runpy.run_path, args=(str(WORKER), given, "rank"))
+            process.start()
+            theirs.close()
+            self.processes.append(process)
+            self.connections.append(mine)
 
     def __call__(self, case: Callable[..., Any], **kwargs: Any) -> list[Any]:
         """Run a function on every rank; return what they return, or raise what the first raised."""
@@ -61,33 +64,29 @@ class Ranks:
         return [answer[:2] for _, answer in answers]
 
     def answers(self, case: Callable[..., Any], **kwargs: Any) -> list[tuple[bool, Any]]:
-        message = pickle.dumps((inspect.getsourcefile(case), case.__name__, kwargs))
-        for process in self.processes:
-            process.stdin.write(message)
-            process.stdin.flush()
+        for connection in self.connections:
+            connection.send((inspect.getsourcefile(case), case.__name__, kwargs))
         end = time.monotonic() + self.patience
         answers = []
-        for rank, process in enumerate(self.processes):
-            ready, _, _ = select.select([process.stdout], [], [], max(end - time.monotonic(), 0))
-            if not ready:
+        for rank, connection in enumerate(self.connections):
+            if not connection.poll(max(end - time.monotonic(), 0)):
                 self.close()
                 pytest.fail(f"rank {rank} gave no answer")
             try:
-                answers.append(pickle.load(process.stdout))
+                answers.append(connection.recv())
             except EOFError:
-                answers.append((False, ("died", f"exit status {process.wait()}", "")))
+                self.processes[rank].join()
+                status = self.processes[rank].exitcode
+                answers.append((False, ("died", f"exit status {status}", "")))
         return answers
 
     def close(self) -> None:
+        for connection in self.connections:
+            connection.close()
         for process in self.processes:
-            with suppress(BrokenPipeError):
-                process.stdin.close()
-        for process in self.processes:
-            try:
-                process.wait(10)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            process.join(10)
+            process.kill()
+            process.join()
 
 
 @pytest.fixture(scope="session")
@@ -96,7 +95,7 @@ def pools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[int, s
 
     def get(world: int, backend: str) -> Ranks:
         key = (world, backend)
-        if key not in made or any(p.poll() is not None for p in made[key].processes):
+        if key not in made or not all(p.is_alive() for p in made[key].processes):
             made[key] = Ranks(tmp_path_factory.mktemp(f"{backend}{world}"), world, backend)
         return made[key]
 

@@ -2,7 +2,6 @@
 
 import importlib.util
 import os
-import pickle
 import sys
 import traceback
 from datetime import timedelta
@@ -21,25 +20,25 @@ def load(file: str):
     return sys.modules[name]
 
 
-def main() -> None:
-    backend, meeting, rank, world, seconds = sys.argv[1:]
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what a case prints is no answer
+def main(connection, backend, folder, rank, world, seconds, environment) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+    dist.set_debug_level_from_env()
+    with open(f"{folder}/rank{rank}.txt", "w") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
     torch.set_num_threads(1)
     device = torch.device("cpu")
     if backend == "nccl":
-        device = torch.device("cuda", int(rank))
+        device = torch.device("cuda", rank)
         torch.cuda.set_device(device)
     dist.init_process_group(
-        backend,
-        init_method=f"file://{meeting}",
-        rank=int(rank),
-        world_size=int(world),
-        timeout=timedelta(seconds=float(seconds)),
-    )
+        backend, init_method=f"file://{folder}/meeting", rank=rank, world_size=world,
+        timeout=timedelta(seconds=seconds),
+    )  # fmt: skip
     while True:
         try:
-            file, name, kwargs = pickle.load(sys.stdin.buffer)
+            file, name, kwargs = connection.recv()
         except EOFError:
             break
         torch.manual_seed(0)
@@ -48,10 +47,10 @@ def main() -> None:
         except BaseException as error:
             text = "".join(traceback.format_exception(error))
             answer = (False, (type(error).__name__, str(error), text))
-        pickle.dump(answer, answers)
-        answers.flush()
+        connection.send(answer)
     dist.destroy_process_group()
 
 
-if __name__ == "__main__":
-    main()
+if __name__ == "rank":
+    names = ("connection", "backend", "folder", "rank", "world", "seconds", "environment")
+    main(*(globals()[name] for name in names))
