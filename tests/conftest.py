@@ -117,7 +117,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                         key = (item.parent, item.originalname, strength, some)
                         products.setdefault(key, []).append(item)
     for (_, _, strength, _), product in products.items():
-        rows = [tuple(item.callspec.params.values()) for item in product]
+        rows = [
+            tuple(v if isinstance(v, Hashable) else id(v) for v in item.callspec.params.values())
+            for item in product
+        ]
         chosen = set(covering(rows, strength))
         for i, item in enumerate(product):
             if i not in chosen:

@@ -252,6 +252,8 @@ def sizes(case: str, dtype: torch.dtype) -> list[tuple[int, int]]:
     return [(2, 33), (1, 1)] if dtype == torch.float64 else [(3, 16)]
 
 
+@pytest.mark.heavy("hub")
+@pytest.mark.each("reference", "cuda")
 @compiled
 @pytest.mark.parametrize("name", FORMULAS)
 @pytest.mark.parametrize("case", CASES)
@@ -287,14 +289,14 @@ def each_way(cases: list[str]) -> pytest.MarkDecorator:
     )  # fmt: skip
 
 
-@pytest.mark.pairs
+@pytest.mark.each
 @pytest.mark.parametrize("backend", ["triton"], indirect=True)
 @each_way([name for name, case in CASES.items() if case.edge_index.numel()])
 def test_interpreted_kernels_equal_the_truth(backend, case, name, dtype, size, reduce):
     check(backend, CASES[case], name, *size, dtype, reduce)
 
 
-@pytest.mark.pairs  # of their own: two values that met here only would meet in vain
+@pytest.mark.each
 @pytest.mark.parametrize("backend", ["triton"], indirect=True)
 @each_way([name for name, case in CASES.items() if not case.edge_index.numel()])
 def test_interpreted_kernels_take_graphs_without_edges(backend, case, name, dtype, size, reduce):
@@ -315,6 +317,7 @@ def test_every_width_equals_the_truth(backend, name, reduce, width):
     check(backend, CASES["directed"], name, 1, width, torch.float32, reduce)
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("case", CASES)
 def test_several_reductions_in_one_pass_equal_each_alone(backend, case):
     _, (x, e) = make_operands(CASES[case], "gine", 1, 7, torch.float64)
@@ -344,6 +347,7 @@ def test_maxima_of_several_reductions_route_gradients_by_edge(backend, reduce):
     torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.each("triton")
 @pytest.mark.parametrize("case", CASES)
 def test_integers_in_float32_add_up_exactly(backend, case):
     """Whole numbers leave no room for rounding: no lost edge can hide in a tolerance."""
@@ -356,7 +360,7 @@ def test_integers_in_float32_add_up_exactly(backend, case):
         assert torch.equal(found.double(), expected.expand_as(found)), text
 
 
-@pytest.mark.pairs("triton")
+@pytest.mark.pairs
 @pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64], ids=["int32", "int64"])
 @pytest.mark.parametrize(
     ("name", "reduce"),
@@ -447,6 +451,7 @@ def test_memory_layout_of_operands_does_not_matter(backend, name, reduce, layout
         torch.testing.assert_close(a, b)
 
 
+@pytest.mark.each("triton")
 @pytest.mark.parametrize("case", CASES)
 def test_edge_softmax_equals_the_truth(backend, case):
     graph, (_, target) = GRAPHS[case], CASES[case].edge_index
@@ -519,7 +524,7 @@ def cpu_variant(request: pytest.FixtureRequest) -> Iterator[Backend]:
     library.configure("", 0, 0)
 
 
-@pytest.mark.each("hub")
+@pytest.mark.pairs
 @each_cpu_variant
 @pytest.mark.parametrize("name", [*MAIN, "weight-an-edge", "quotient", "attention-score"])
 @pytest.mark.parametrize("case", ["directed", "empty-rows", "bipartite", "duplicates", "hub"])

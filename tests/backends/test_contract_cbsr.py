@@ -73,13 +73,14 @@ def check_maxk(x: Tensor, k: int) -> None:
     assert torch.equal(found.values.signbit()[zeros], expected.signbit()[zeros])
 
 
-@pytest.mark.each("triton")
+@pytest.mark.each
 @pytest.mark.parametrize("dtype", FLOATS, ids=IDS.values())
 @pytest.mark.parametrize(("width", "k"), SHAPES)
 def test_the_largest_of_every_row_are_kept(backend, width, k, dtype):
     check_maxk(torch.randn(5, width).to(dtype), k)
 
 
+@pytest.mark.each("triton")
 @pytest.mark.parametrize("dtype", FLOATS, ids=IDS.values())
 def test_among_equals_the_lowest_columns_are_kept(backend, dtype):
     check_maxk(torch.zeros(3, 40).to(dtype), 7)
@@ -87,6 +88,7 @@ def test_among_equals_the_lowest_columns_are_kept(backend, dtype):
     check_maxk(torch.tensor([[-0.0, 0.0, -0.0, 0.0, -1.0]]).to(dtype), 3)
 
 
+@pytest.mark.each("triton")
 @pytest.mark.parametrize("dtype", FLOATS, ids=IDS.values())
 def test_strange_numbers_are_ordered_as_by_topk(backend, dtype):
     inf, nan = torch.inf, torch.nan
@@ -211,7 +213,7 @@ def check(
         assert not bool((~(error <= 0)).any()), f"{what} is off by {float(error.max()):.2e}"
 
 
-@pytest.mark.pairs
+@pytest.mark.each
 @pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
 @pytest.mark.parametrize("reduce", ["sum", "mean"])
 @pytest.mark.parametrize("case", CASES)
@@ -220,7 +222,7 @@ def test_results_and_gradients_equal_the_truth(backend, case, reduce, weighted):
         check(backend, case_for(backend, case), 33, 8, dtype, reduce, weighted)
 
 
-@pytest.mark.each("triton")
+@pytest.mark.each
 @pytest.mark.parametrize("dtype", FLOATS[2:], ids=["bf16", "f16"])
 @pytest.mark.parametrize("case", ["directed", "bipartite", "hub", "empty-rows"])
 def test_narrower_dtypes_stay_within_the_backends_tolerance(backend, case, dtype):
@@ -228,13 +230,14 @@ def test_narrower_dtypes_stay_within_the_backends_tolerance(backend, case, dtype
         check(backend, case_for(backend, case), 40, 9, dtype, reduce, weighted)
 
 
-@pytest.mark.heavy("triton", 5000)
+@pytest.mark.each
 @pytest.mark.parametrize(("width", "k"), [*SHAPES, (1030, 70), (5000, 300), (64, 64)])
 def test_every_width_and_k_equals_the_truth(backend, width, k):
     check(backend, CASES["duplicates"], width, k, torch.float32, "sum", False)
     check(backend, case_for(backend, "bipartite"), width, k, torch.float32, "mean", True)
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("case", CASES)
 def test_whole_numbers_add_up_exactly(backend, case):
     """Nothing is rounded, so no lost edge can hide in a tolerance."""

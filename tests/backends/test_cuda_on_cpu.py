@@ -60,6 +60,7 @@ def close(found: torch.Tensor, right: torch.Tensor, scale: torch.Tensor) -> None
     assert bool(((found.double() - right).abs() <= ALLOWED[found.dtype] * scale + 1e-6).all())
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize(("width", "k"), SHAPES)
 @pytest.mark.parametrize("name", ["no-edges", "duplicates", "bipartite", "hub"])

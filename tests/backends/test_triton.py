@@ -106,6 +106,7 @@ def test_every_tile_gives_the_same_results_and_gradients(tile, reduce):
     torch.testing.assert_close(*answers)
 
 
+@pytest.mark.heavy(35)
 @pytest.mark.heavy(70)
 @pytest.mark.each
 @pytest.mark.parametrize(("heads", "width"), [(1, 9), (3, 4), (1, 35), (2, 70)])
@@ -121,6 +122,7 @@ def test_every_tile_gives_the_same_dots(tile, heads, width):
     torch.testing.assert_close(*answers)
 
 
+@pytest.mark.one_of(2)
 def test_nan_and_infinities_travel_like_the_reference(tile):
     graph = make_graph([1, 6, 10, 2])
     x = torch.randn(13, 1, 5)
@@ -154,6 +156,7 @@ def test_scattered_gradients_keep_the_small_beside_the_large():
 SUMS = ["mul(sum(mul(u0,v1)),u0)", "sum(mul(sum(mul(u0,v1)),v1))", "mul(exp(sum(u0)),v1)"]
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("text", SUMS)
 def test_sums_anywhere_in_a_formula(text):
     graph = make_graph([0, 1, 5, 12, 2])
@@ -335,6 +338,7 @@ def copies(monkeypatch) -> list[tuple[int, ...]]:
     return made
 
 
+@pytest.mark.each
 @pytest.mark.parametrize(  # in half precision several are the largest, and each may win
     ("reduce", "dtype"),
     [("sum", torch.float32), ("max", torch.float32), ("sum", torch.bfloat16)],
@@ -402,6 +406,7 @@ def test_rows_are_copied_only_where_loads_are_narrow_and_many(copies, monkeypatc
     assert made(torch.randn(5, 43)) == 0
 
 
+@pytest.mark.each
 @pytest.mark.parametrize(
     ("heads", "width", "dtype"), [(1, 41, torch.float64), (2, 11, torch.float32)]
 )

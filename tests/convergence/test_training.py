@@ -44,6 +44,7 @@ def communities() -> tuple[Tensor, ...]:
     return x, edges, y, torch.arange(120) % 2 == 0
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("name", MODELS)
 def test_thirty_steps_in_float64_follow_stock(name):
     """Only the order of additions differs: rounding of 1e-16 that Adam and 30 steps amplify."""

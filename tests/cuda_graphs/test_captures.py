@@ -136,6 +136,7 @@ class Relations(torch.nn.Module):
         return torch.cat([features["a"], features["b"]])
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("patched", [False, True], ids=["stock", "patched"])
 @pytest.mark.parametrize("kind", ["RGCN", "SAGE", "GAT"])
 def test_relations_whose_edges_change_are_those_of_eager(kind, patched, report_of):
@@ -199,7 +200,7 @@ def test_facts_of_a_graph_are_not_used_for_another_of_the_same_size(kind, mode, 
     assert replays(report_of) >= 6, why(report_of)
 
 
-@pytest.mark.each
+@pytest.mark.one_of(5)
 @pytest.mark.parametrize("patched", [False, True], ids=["stock", "patched"])
 @pytest.mark.parametrize("kind", ["GIN", "GINE", "SAGE", "GCN", "GAT", "GATv2", "Cheb", "PDN"])
 def test_training_on_batches_of_changing_size_is_that_of_eager(kind, patched, report_of):

@@ -137,6 +137,7 @@ def batches() -> list[Inputs]:
     return [batch_of(graphs, seed) for seed, graphs in enumerate(SIZES)]
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("mode", ["train", "eval"])
 @pytest.mark.parametrize("name", LAYERS)
 def test_layers_are_those_of_the_unpadded_call(name, mode, batches, replays, reasons):
@@ -173,6 +174,7 @@ BATCHED = ("GraphNorm", "GraphSizeNorm", "InstanceNorm", "LayerNorm graph", "Pai
            "MeanSubtractionNorm")  # fmt: skip
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize(
     "name, batched", [*((n, False) for n in NORMS), *((n, True) for n in BATCHED)]
 )
@@ -684,7 +686,7 @@ LOSSES = {
 }
 
 
-@pytest.mark.each
+@pytest.mark.one_of(5)
 @pytest.mark.parametrize("optimizer", ["SGD", "momentum", "Adam"])
 @pytest.mark.parametrize("name", LOSSES)
 def test_a_step_leaves_padding_out_of_its_loss(name, optimizer, batches, replays, reasons):

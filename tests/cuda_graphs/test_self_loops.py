@@ -167,6 +167,7 @@ CASES = [
 ]  # fmt: skip
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("name, patched", CASES)
 def test_layers_that_take_self_loops_out(name, patched, batches, replays, reasons, request):
     make, edges = LAYERS[name]
@@ -187,6 +188,7 @@ def test_new_graphs_of_one_size_are_padded_after_all(name, replays, reasons):
     assert not reasons() and replays() == len(batches) - 4
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize("name", ["GCN with weights", "GAT, mean of features", "Cheb"])
 def test_inference(name, context, batches, replays, reasons):

@@ -97,6 +97,7 @@ def several(device: torch.device, patched: bool) -> None:
             future.result()
 
 
+@pytest.mark.heavy(False)
 @pytest.mark.parametrize("patched", [False, True], ids=["PyG", "patched"])
 def test_models_of_several_threads_do_not_meet(fresh, patched):
     fresh(2)(several, patched=patched)

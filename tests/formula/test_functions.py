@@ -41,6 +41,7 @@ def outcome(function, inputs):
                    for t, g in zip(inputs, found, strict=True))]  # fmt: skip
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["f64", "f32"])
 @pytest.mark.parametrize("backend", ["reference", "cpu", "triton"])
 @pytest.mark.parametrize("name", [name for name in FUNCTIONS if name != "sel"])

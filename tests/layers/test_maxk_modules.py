@@ -80,6 +80,7 @@ def test_gcn_keeps_its_normalised_graph_if_asked_to():
     assert conv._cached_edge_index is None
 
 
+@pytest.mark.one_of(3)
 @each
 @pytest.mark.filterwarnings("ignore")
 def test_compiled_whole_and_for_other_sizes(kind):

@@ -105,7 +105,7 @@ TRANSFORMS: dict[str, Any] = {
 }
 
 
-@pytest.mark.pairs
+@pytest.mark.each
 @pytest.mark.parametrize("patched", [False, True])
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_transforms_equal_pygs_on_masked_features(pair, name, patched):

@@ -89,6 +89,7 @@ def assert_is(out: Any, expected: dict[str, list[Any]]) -> None:
     assert out.num_sampled_edges == expected["edges"]
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("disjoint", [False, True])
 @pytest.mark.parametrize("counts", [[-1, -1], [E, E, E], [-1], []])
 def test_all_neighbours_are_those_of_the_reference(counts: list[int], disjoint: bool):

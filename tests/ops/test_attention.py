@@ -120,6 +120,7 @@ def test_results_and_gradients_equal_the_truth_on_every_graph(way, name, case):
     compare(CASES[case], name)
 
 
+@pytest.mark.each("triton")
 @pytest.mark.parametrize("name", FORMS)
 def test_every_form_equals_the_truth(way, name):
     for case in ("directed", "bipartite"):
@@ -131,12 +132,14 @@ def test_operands_in_the_order_of_the_csr(way, name):
     compare(CASES["directed"], name, edge_order=False)
 
 
+@pytest.mark.each
 @pytest.mark.parametrize(("heads", "width"), [(1, 1), (3, 7), (8, 33), (1, 257), (3, 64)])
 def test_every_width_equals_the_truth(way, heads, width):
     for name in ("gatv2", "gat"):
         compare(CASES["bipartite"], name, heads, width)
 
 
+@pytest.mark.each
 @pytest.mark.parametrize(
     ("dtype", "tolerance"),
     [(torch.float32, 1e-4), (torch.bfloat16, 6e-2), (torch.float16, 1e-2)],

@@ -42,6 +42,7 @@ FORMULAS = {
 }
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("reduce", ["sum", "mean", "max", "min", "prod", "sqsum", "none"])
 @pytest.mark.parametrize("name", FORMULAS)
 def test_gradcheck(graph, name, reduce):
@@ -54,6 +55,7 @@ def test_gradcheck(graph, name, reduce):
     assert torch.autograd.gradcheck(run, operands)
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("reduce", ["sum", "mean", "max", "none", "sqsum"])
 @pytest.mark.parametrize("name", [*FORMULAS, "dot"])
 def test_gradgradcheck(graph, name, reduce):

@@ -106,6 +106,7 @@ def test_where_both_primes_divide_a_third_takes_their_place():
     assert len(positions(length, 1000, "fastrand")) == 1000
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("scaling", SCALINGS, ids=lambda s: "-".join(s.values()) or "sum")
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_every_backend_equals_the_float64_truth(backend, strategy, scaling):
@@ -123,6 +124,7 @@ def test_every_backend_equals_the_float64_truth(backend, strategy, scaling):
             assert bool(((found - expected).abs() <= relative * size + absolute).all()), case.name
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("features", [1, 7, 33, 257, (2, 3), (3, 16)], ids=str)
 @pytest.mark.parametrize(
     "dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str
@@ -143,6 +145,7 @@ def test_features_of_any_shape_and_dtype(backend, dtype, features):
     assert bool(((found.double() - expected).abs() <= relative * size + absolute).all())
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64], ids=str)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_width_of_the_largest_degree_is_exact(backend, strategy, index_dtype):
@@ -180,6 +183,7 @@ def test_strided_features_and_edge_order(backend):
         torch.testing.assert_close(by_edge, expected)
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("per", ["column", "row"])
 @pytest.mark.parametrize("shape", [(16,), (7,), (2, 8)], ids=str)
 def test_8_bit_features_are_taken_back_in_the_kernel(backend, shape, per):

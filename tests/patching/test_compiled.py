@@ -63,6 +63,7 @@ def results(run: Callable[..., Tensor], model: torch.nn.Module, x: Tensor, edges
     return out, *torch.autograd.grad(out.sin().sum(), [x, *model.parameters()])
 
 
+@pytest.mark.heavy("gcn")
 @pytest.mark.heavy("sage")
 @pytest.mark.heavy("gin")
 @pytest.mark.heavy("gat")
@@ -86,6 +87,7 @@ def test_a_compiled_model_is_accelerated_whole_and_equals_stock(name, report_of)
     assert all(row.formula for row in rows)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.full) for name in ("gcn", "gat")] + ["sage"]
 )
@@ -169,6 +171,7 @@ def test_what_a_message_reads_from_its_layer_is_guarded():
             torch.testing.assert_close(kept, layer.kept)
 
 
+@pytest.mark.full
 def test_each_layer_of_a_class_computes_with_its_own_state():
     first, second = pyg.SAGEConv(F, F), pyg.SAGEConv(F, F, aggr="max")
     x, edges = torch.randn(20, F), torch.randint(0, 20, (2, 60))
@@ -216,6 +219,7 @@ def test_small_graphs_are_left_to_pyg_with_the_reason(report_of):
     assert reason.startswith("torch.compile: small: fewer than")
 
 
+@pytest.mark.full
 def test_a_graph_break_of_pyg_makes_dynamo_read_nothing_of_ours(monkeypatch):
     monkeypatch.setattr(settings, "always", None)  # a small graph: PyG's own masks break its graph
     counters = torch._dynamo.utils.counters["graph_break"]
@@ -237,6 +241,7 @@ def test_a_sparse_matrix_gives_the_results_of_stock(report_of):
     assert report_of()
 
 
+@pytest.mark.full
 def test_dropout_in_a_message_is_compiled_and_so_is_its_gradient():
     layer = pyg.GATConv(F, 4, heads=2, dropout=0.5, add_self_loops=False)
     x, edges = torch.randn(20, F), torch.randint(0, 20, (2, 60))
@@ -249,6 +254,7 @@ def test_dropout_in_a_message_is_compiled_and_so_is_its_gradient():
         torch.testing.assert_close(compiled(x, edges), layer(x, edges))
 
 
+@pytest.mark.full
 def test_an_exported_model_runs_without_us():
     layer, x, edges = pyg.SAGEConv(F, 4), torch.randn(20, F), torch.randint(0, 20, (2, 60))
     for strict in (True, False):
@@ -318,6 +324,8 @@ def of_edges(name: str, count: int) -> tuple[Tensor, ...]:
     return x, edges
 
 
+@pytest.mark.heavy("pna")
+@pytest.mark.heavy("gin-edge")
 @pytest.mark.heavy("gcn")
 @pytest.mark.heavy("sage")
 @pytest.mark.heavy("sage-max")
@@ -380,7 +388,7 @@ def test_default_settings_give_the_results_of_stock_at_any_size(name, sizes, who
         assert reasons == expected_reasons
 
 
-@pytest.mark.heavy("gat")
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["gcn", "gat"])
 def test_sizes_on_one_side_of_the_threshold_share_a_compilation(name):
     settings.always = False
@@ -407,9 +415,7 @@ def graphs_of(model: torch.nn.Module, sizes: list[tuple[int, int]]) -> int:
     return int(counters["stats"]["unique_graphs"])
 
 
-@pytest.mark.heavy("deep")
-@pytest.mark.heavy("gat")
-@pytest.mark.heavy("gin")
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["deep", "gat", "gin", "sage"])
 def test_a_batch_of_another_size_compiles_nothing_that_stock_does_not(name):
     settings.always = False
@@ -502,7 +508,7 @@ def test_an_object_that_a_message_changes_is_changed_once(report_of):
     assert {row.reason for row in report_of()} == {"torch.compile: a message that changes objects"}
 
 
-@pytest.mark.each
+@pytest.mark.full
 @pytest.mark.parametrize("aggregators", [("max", "std"), ("mean", "var", "min")])
 @pytest.mark.parametrize("whole", [False, True])
 def test_several_aggregators_equal_stock_with_and_without_graph_breaks(aggregators, whole):
@@ -548,6 +554,7 @@ class Configured(Scaled):
         return self.options.power * (x_j - x_i) * self.slope
 
 
+@pytest.mark.heavy(False)
 @pytest.mark.heavy(True)
 @pytest.mark.parametrize("dynamic", [True, False, None])
 def test_numbers_that_a_compiler_takes_for_symbols_are_read_anew(dynamic):
@@ -618,7 +625,7 @@ def test_dropout_in_a_message_draws_the_numbers_of_stock(kind, report_of):
     assert all(row.formula for row in report_of())
 
 
-@pytest.mark.heavy(True)
+@pytest.mark.full
 @pytest.mark.parametrize("dynamic", [True, None])
 def test_a_changed_probability_and_a_replaced_parameter_are_read_anew(dynamic):
     layer = pyg.GATConv(F, 4, heads=2, add_self_loops=False)
@@ -683,6 +690,7 @@ class Twice(pyg.MessagePassing):
         return self.one(x_j).relu() * self.two(x_i)
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize(
     "make", [lambda: pyg.GATv2Conv(F, 4, heads=2, share_weights=True), Twice], ids=["gatv2", "own"]
 )
@@ -718,6 +726,7 @@ def test_a_matrix_of_every_edge_is_compiled_as_in_stock(report_of):
     torch.testing.assert_close(out, layer(x, edge_index, attr))
 
 
+@pytest.mark.full
 def test_where_pygs_path_breaks_the_graph_it_stays(report_of):
     layer, (x, edge_index) = pyg.SAGEConv(F, 4, aggr="lstm"), batches()[0]
     edge_index = edge_index[:, edge_index[1].argsort(stable=True)]

@@ -59,6 +59,7 @@ def in_a_fork(function: Callable[[], Any]) -> Any:
     return found
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("warm", [0, 1, 3], ids=["never called", "called", "recorded"])
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_fork_after_patch_calls_layers_forward_and_backward(name, warm):

@@ -235,6 +235,7 @@ def test_outputs_and_gradients_equal_stock(name, same_as_stock, report_of):
     assert any(row.formula for row in report_of()) == (name not in LEFT_TO_PYG)
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("name", LAYERS)
 def test_float32_stays_close_to_stock(name, same_as_stock):
     args = tree_map_only(
@@ -256,6 +257,7 @@ TURNED = [
 ]
 
 
+@pytest.mark.one_of(3, 1)
 @pytest.mark.parametrize("name", TURNED)
 def test_the_other_flow_equals_stock(name, same_as_stock):
     layer = build(name)
@@ -265,7 +267,7 @@ def test_the_other_flow_equals_stock(name, same_as_stock):
     same_as_stock(layer, *LAYERS[name].inputs(World()))
 
 
-@pytest.mark.each
+@pytest.mark.one_of(8)
 @pytest.mark.parametrize("name", [n for n in LAYERS if n not in ("sage-lstm", "sage-median")])
 @pytest.mark.parametrize(("nodes", "edges"), [(N, 0), (N, 1), (1, 3)], ids=str)
 def test_graphs_with_next_to_nothing_in_them_equal_stock(name, nodes, edges, same_as_stock):
@@ -329,6 +331,7 @@ class Weighted(Sum):
         return (x_j - x_i).relu() * w
 
 
+@pytest.mark.each
 @pytest.mark.parametrize(
     "aggr", ["sum", "mean", "max", "min", "mul", "std", ["sum", "max"]], ids=str
 )
@@ -353,6 +356,7 @@ def test_features_of_any_rank_and_node_dimension_equal_stock(aggr, shape, node_d
     same_as_stock(Sum(aggr=aggr, node_dim=node_dim), World().features(*shape), World().edge_index)
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("node_dim", [-2, 1])
 @pytest.mark.parametrize("weight", [(E, 1), (E, 6), (3, E, 6), (3, E, 1), (1, E, 1)], ids=str)
 def test_edge_weights_meet_batched_features_as_in_stock(weight, node_dim, same_as_stock):
@@ -375,6 +379,7 @@ def test_results_are_contiguous_as_in_stock(node_dim):
         assert layer(x, edge_index).is_contiguous()
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("size", [None, (N, N)], ids=["no-size", "size"])
 @pytest.mark.parametrize("sort_order", [None, "row", "col"])
 @pytest.mark.parametrize("name", ["sage-mean", "sage-max", "gat", "gine", "graph"])
@@ -461,6 +466,7 @@ LEAN = {
 }
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("name", LEAN)
 def test_no_tensor_of_edges_times_features_is_made(name, largest_result):
     make, kind = LEAN[name]

@@ -282,6 +282,7 @@ PIECES = {
 }
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("of_nodes", [False, True], ids=["edges", "nodes"])
 @pytest.mark.parametrize("name", PIECES)
 def test_where_pieces_of_a_function_meet_it_equals_stock(name, of_nodes, same_as_stock):
@@ -311,6 +312,7 @@ STEEP = {
 }
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("side", ["source", "target"])
 @pytest.mark.parametrize("name", STEEP)
 def test_nodes_without_edges_do_not_make_gradients_infinite(name, side, same_as_stock, report_of):
@@ -352,6 +354,7 @@ MISFITS = {
 }
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("width", [6, 20], ids=["narrow", "wide"])
 @pytest.mark.parametrize("name", MISFITS)
 def test_linear_layers_that_do_not_fit_do_as_in_stock(name, width, same_as_stock):
@@ -441,6 +444,7 @@ PIECES_OF_EDGES = {
 }
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("width", [4, 40], ids=["narrow", "wide"])
 @pytest.mark.parametrize("name", PIECES_OF_EDGES)
 def test_pieces_of_messages_equal_stock(name, width, same_as_stock):
@@ -461,6 +465,7 @@ OF_TENSORS = {
 }
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("width", [4, 40], ids=["narrow", "wide"])
 @pytest.mark.parametrize("name", OF_TENSORS)
 def test_functions_of_a_message_and_a_tensor_equal_stock(name, width, same_as_stock):
@@ -515,6 +520,7 @@ LATER = {
 SCORES = torch.randn(3, 40, dtype=torch.float64)
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("aggr", ["sum", "mean", "max", ["mean", "std"]], ids=str)
 @pytest.mark.parametrize("name", LATER)
 def test_what_is_left_for_the_reduced_messages_equals_stock(name, aggr, same_as_stock):
@@ -646,6 +652,7 @@ def test_a_scatter_over_sources_equals_stock(inputs, same_as_stock):
     same_as_stock(Backwards(), *inputs)
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("heads", [1, 3, 40])
 def test_attention_written_by_hand_equals_stock(heads, inputs, same_as_stock):
     class Attends(MessagePassing):

@@ -189,6 +189,7 @@ def test_outputs_and_gradients_equal_stock(name, same_as_stock, report_of):
     assert any("network" in row.formula or "outer" in row.formula for row in report_of())
 
 
+@pytest.mark.each
 @pytest.mark.usefixtures("pieces")
 @pytest.mark.parametrize("name", ["nn", "nn-mean", "nn-max", "edge", "mine"])
 @pytest.mark.parametrize("edges", [0, 1])
@@ -209,6 +210,7 @@ def test_blocks_of_targets_without_edges_equal_stock(name, same_as_stock, report
     assert any("in blocks" in row.formula for row in report_of())
 
 
+@pytest.mark.each
 @pytest.mark.usefixtures("pieces")
 @pytest.mark.parametrize("name", ["nn", "edge", "mine"])
 def test_the_other_flow_and_two_kinds_of_nodes_equal_stock(name, same_as_stock):
@@ -223,6 +225,7 @@ def test_the_other_flow_and_two_kinds_of_nodes_equal_stock(name, same_as_stock):
         same_as_stock(layer, (x, x.detach()[:11].clone().requires_grad_()), edge_index, *rest)
 
 
+@pytest.mark.each
 @pytest.mark.usefixtures("pieces")
 @pytest.mark.parametrize("name", ["nn", "nn-max", "edge-mean", "mine", "product"])
 def test_gradients_have_gradients(name):
@@ -285,6 +288,7 @@ def test_small_differences_of_large_positions_keep_their_digits():
 # -- memory ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.usefixtures("blocks")
 @pytest.mark.parametrize("name", ["nn", "nn-mean", "edge", "edge-several", "mine", "cg", "dna"])
 def test_no_tensor_of_edges_times_features_is_made(name, largest_result):
@@ -407,6 +411,7 @@ def test_state_and_parameters_are_as_before():
     assert not hasattr(layer, "_pyg_accel_patched")
 
 
+@pytest.mark.each
 @pytest.mark.usefixtures("pieces")
 @pytest.mark.parametrize("name", ["nn", "edge"])
 def test_blocks_of_inference_mode_serve_training(name, same_as_stock):

@@ -42,6 +42,7 @@ def homogeneous() -> tuple[Any, ...]:
     return x, torch.randint(NODES, (2, EDGES)), edge_type
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("kind", [RGCNConv, FastRGCNConv, RGATConv])
 @pytest.mark.parametrize(
     "options", [{}, {"num_bases": 4}, {"num_blocks": 4}], ids=["full", "bases", "blocks"]
@@ -102,6 +103,7 @@ ALIKE = {
 }
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("aggr", ["sum", "mean", "max"])
 @pytest.mark.parametrize("name", ALIKE)
 def test_layers_of_one_shape_for_a_hundred_edge_types_are_one_call(
@@ -141,6 +143,7 @@ def few(typed: tuple[Any, Any], relations: int = 18) -> tuple[Any, Any]:
     return {name: t for name, t in x.items() if name in named}, edges
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("aggr", ["sum", "mean", "max", "min", "prod", "cat", None])
 def test_relations_are_reduced_as_stock_does(same_as_stock, report_of, aggr):
     x, edges = few(typed_graph())
@@ -239,6 +242,7 @@ UNLIKE: dict[str, Callable[[Any], HeteroConv]] = {
 }
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("name", UNLIKE)
 def test_layers_that_cannot_be_stacked_are_calls_of_their_own(same_as_stock, report_of, name):
     x, edges = few(typed_graph(), 6)
@@ -375,6 +379,7 @@ def formulas(rows: list[Any]) -> list[str]:
     return [row.formula for row in rows]
 
 
+@pytest.mark.each
 @pytest.mark.parametrize(
     "options",
     [{}, {"num_bases": 4}, {"num_blocks": 4}, {"root_weight": False, "bias": False}],
@@ -499,6 +504,7 @@ def test_relations_of_a_small_graph_are_stacked_at_default_settings(homogeneous,
         assert formulas(report_of()) == [f"mean_j u0, {RELATIONS} relations"]
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize(
     "options",
     [

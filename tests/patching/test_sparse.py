@@ -116,6 +116,7 @@ def assert_alike(found: list[Any]) -> None:
             torch.testing.assert_close(ours, stock, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("valued", [False, True], ids=["plain", "values"])
 @pytest.mark.parametrize("matrix", MATRICES)
 @pytest.mark.parametrize("name", LAYERS)

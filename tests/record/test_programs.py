@@ -197,6 +197,7 @@ LAYERS: dict[str, tuple[Callable[[], torch.nn.Module], tuple[Any, ...]]] = {
 ATTENTION = ("gat", "gatv2", "transformer")
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("name", LAYERS)
 def test_new_graphs_features_and_modes(name: str, like_stock: Any) -> None:
     make, more = LAYERS[name]
@@ -245,6 +246,7 @@ def test_new_graphs_features_and_modes(name: str, like_stock: Any) -> None:
     assert seen.count("plan") > 8
 
 
+@pytest.mark.one_of(3, 1)
 @pytest.mark.parametrize("name", LAYERS)
 def test_parameters_and_dtypes(name: str, like_stock: Any) -> None:
     make, more = LAYERS[name]
@@ -303,6 +305,7 @@ def test_attention_weights_are_returned(name: str, like_stock: Any) -> None:
     assert "plan" in like_stock(LAYERS[name][0](), weights, weights, call(), weights)
 
 
+@pytest.mark.one_of(3, 2)
 @pytest.mark.parametrize("name", LAYERS)
 def test_derivatives_and_transforms(name: str, like_stock: Any) -> None:
     make, more = LAYERS[name]
@@ -447,6 +450,7 @@ class Doubled(torch.nn.Linear):
         return 2 * super().forward(x)
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("name", EDGE_DIM)
 def test_a_linear_layer_that_a_message_calls(
     name: str, like_stock: Any, monkeypatch: pytest.MonkeyPatch
@@ -786,6 +790,7 @@ ATTENDED = {
 }
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("make", [
     lambda: MultiAggregation(EVERY), lambda: MultiAggregation(["sum"]),
     lambda: MultiAggregation(ANY, mode="sum"), lambda: MultiAggregation(ANY, mode="max"),
@@ -1480,6 +1485,7 @@ def test_copies(copied: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         assert seen[:4] == ["trace", "trace", "plan", "plan"]
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("name", LAYERS)
 def test_nothing_is_kept_alive(name: str) -> None:
     make, more = LAYERS[name]
@@ -1526,6 +1532,7 @@ def sampled_call(layer: torch.nn.Module, given: tuple[Any, ...], **how: Any) -> 
     return out
 
 
+@pytest.mark.one_of(3, 1)
 @pytest.mark.parametrize("name", LAYERS)
 def test_samples_of_edges(name: str, monkeypatch: pytest.MonkeyPatch, report_of: Any) -> None:
     """Calls with a plan compute what traced ones do, with each sample of its own."""
@@ -1697,7 +1704,7 @@ class OfIdleNodes(MessagePassing):
         return self.kind(self, x_j, d_j)
 
 
-@pytest.mark.each
+@pytest.mark.one_of(5)
 @pytest.mark.parametrize("name", IDLE_MESSAGES)
 @pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
 def test_values_of_idle_nodes_reach_no_gradient(name: str, bad: float, like_stock: Any) -> None:

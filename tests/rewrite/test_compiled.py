@@ -62,6 +62,9 @@ def whole(fast, **kwargs):
     return torch.compile(fast, backend="aot_eager", fullgraph=True, dynamic=True, **kwargs)
 
 
+@pytest.mark.heavy("gcn")
+@pytest.mark.heavy("tag")
+@pytest.mark.heavy("maxk")
 @pytest.mark.heavy("gatv2")
 @pytest.mark.heavy("transformer")
 @pytest.mark.heavy("gin")
@@ -84,8 +87,7 @@ def test_a_compiled_model_is_one_graph_for_all_sizes(name, train):
     assert not torch._dynamo.utils.counters["graph_break"]
 
 
-@pytest.mark.heavy("gcn")
-@pytest.mark.heavy("sage")
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["gcn", "sage", "gat"])
 def test_a_graph_without_edges(name):
     model = MODELS[name]()
@@ -94,7 +96,7 @@ def test_a_graph_without_edges(name):
     torch.testing.assert_close(results(compiled, model, *batch), results(model, model, *batch))
 
 
-@pytest.mark.each
+@pytest.mark.one_of(4)
 @pytest.mark.parametrize("tree", ["((D·(A·(D·(X·W)))) + b)", "(((D·A·D)·(X·W)) + b)"])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_every_way_to_normalise(tree, weighted):
@@ -108,6 +110,7 @@ def test_every_way_to_normalise(tree, weighted):
     torch.testing.assert_close(results(compiled, conv, *args), results(conv, conv, *args))
 
 
+@pytest.mark.full
 def test_modes_and_numbers_of_the_layer_are_those_of_the_call():
     conv, (x, edge_index) = nn.GINConv(torch.nn.Linear(F, 4), eps=0.5), next(batches())
     compiled = whole(optimize(conv, x, edge_index))
@@ -121,6 +124,7 @@ def test_modes_and_numbers_of_the_layer_are_those_of_the_call():
     assert not torch.equal(a, b)
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize(
     ("conv", "args"),
     [

@@ -80,6 +80,7 @@ def check(conv, *args, trees=None, promoted=None):
         assert str(rewritten_layers(layer)[""].decisions[-1].choice.tree) == str(tree)
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize(
     "options",
     [{}, {"improved": True}, {"add_self_loops": False}, {"bias": False},
@@ -102,6 +103,7 @@ def test_lightgcn():
     check(nn.LGConv(), features(), graph(), weights(), trees=4, promoted=2)
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize(
     "options",
     [{}, {"aggr": "sum"}, {"normalize": True}, {"project": True}, {"root_weight": False},
@@ -122,6 +124,7 @@ def test_the_targets_of_a_sampled_batch_are_the_first_of_the_sources():
     check(nn.SAGEConv(6, 4), (x, x[:20]), graph(20))
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("aggr", ["sum", "mean"])
 @pytest.mark.parametrize("learned", [False, True])
 def test_graph_conv(aggr, learned):
@@ -161,7 +164,7 @@ def test_a_subclass_with_its_own_message_and_learned_weights_take_part():
     check(nn.GCNConv(6, 4), features(), graph(), weights(requires_grad=True))
 
 
-@pytest.mark.each
+@pytest.mark.one_of(4, 1)
 @pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
 @pytest.mark.parametrize(
     "make",
@@ -181,7 +184,7 @@ def mlp(*sizes):
     return nn.MLP(list(sizes), norm=None)
 
 
-@pytest.mark.each
+@pytest.mark.one_of(5)
 @pytest.mark.parametrize(
     "network",
     [lambda: torch.nn.Linear(6, 4), lambda: mlp(6, 8, 4), lambda: nn.MLP([6, 8, 4]),
@@ -195,7 +198,7 @@ def test_gin(network, train_eps):
     check(conv, (features(), features(30)), graph(30))
 
 
-@pytest.mark.each
+@pytest.mark.one_of(7)
 @pytest.mark.parametrize("k", [1, 2, 6, 9])
 @pytest.mark.parametrize(
     "make",
@@ -240,6 +243,7 @@ def test_relations_are_one_operator_and_no_product(relations):
     ]
 
 
+@pytest.mark.one_of(4)
 @pytest.mark.parametrize("layer", [nn.GATConv, nn.GATv2Conv, nn.TransformerConv])
 @pytest.mark.parametrize(
     "options",
@@ -252,7 +256,7 @@ def test_attention(layer, options):
     check(layer((6, 5), 4, **options, **residual), (features(), features(30, 5)), graph(30))
 
 
-@pytest.mark.each
+@pytest.mark.one_of(7)
 @pytest.mark.parametrize("layer", [nn.GATConv, nn.GATv2Conv])
 @pytest.mark.parametrize("fill", ["mean", "max", 0.5])
 @pytest.mark.parametrize("width", [None, 3])
@@ -313,6 +317,7 @@ def test_dropout_of_attention_follows_the_mode():
     assert not torch.equal(*outs)
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("nodes", [0, 9])
 @pytest.mark.parametrize(
     "make",
@@ -323,6 +328,7 @@ def test_graphs_without_edges_or_nodes(make, nodes):
     check(make(), features(nodes), torch.empty(2, 0, dtype=torch.long))
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("nodes", [0, 9])
 @pytest.mark.parametrize("layer", [nn.GATConv, nn.GATv2Conv])
 def test_attention_without_edges_or_nodes(layer, nodes):

@@ -200,6 +200,7 @@ def agree(expected, found, tolerance=1e-8):
                 torch.testing.assert_close(mine[name], tensor, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("train", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize("make", MODELS, ids=lambda make: make.__name__)
 def test_it_behaves_like_the_original(make, train):
@@ -248,6 +249,7 @@ def test_keywords_and_defaults_are_those_of_the_model():
     torch.testing.assert_close(fast(*args, scale=3.0), model(*args, scale=3.0))
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("make", [Keywords, Shared, sequence, lambda: nn.GCNConv(12, 4)])
 @pytest.mark.filterwarnings("ignore")
 def test_copies_and_saved_models_do_the_same(make):

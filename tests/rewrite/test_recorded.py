@@ -133,6 +133,7 @@ def outcome(module, x, edge_index, weight):
     return [out, *torch.autograd.grad(out.square().sum(), leaves, allow_unused=True)]
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("make", LAYERS)
 def test_every_tree_of_a_recorded_layer_gives_its_result(make):
     conv, args = make().double(), inputs()
@@ -150,6 +151,7 @@ def test_every_tree_of_a_recorded_layer_gives_its_result(make):
         assert rewritten_layers(layer)[""].decisions
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("make", LAYERS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_precisions_are_those_of_the_layer(make, dtype):

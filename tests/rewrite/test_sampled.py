@@ -40,7 +40,7 @@ LAYERS = {
 }
 
 
-@pytest.mark.each
+@pytest.mark.one_of(10)
 @pytest.mark.parametrize("rescale", ["row", "none"])
 @pytest.mark.parametrize("strategy", ["fastrand", "bucket"])
 @pytest.mark.parametrize("name", LAYERS)

@@ -101,6 +101,7 @@ def outcome(module, x, edge_index, *args):
     return [out, *grads]
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize(
     ("make", "columns"),
     [(Before, None), (Before, 0), (lambda: Before("mean", bias=False), 0), (Plain, None),
@@ -174,6 +175,7 @@ class GatedAgain(Gated):
         return alpha.unsqueeze(-1) * value_j
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("heads", [1, 2])
 def test_user_written_attention_is_lifted(heads):
     conv, (x, edge_index) = GatedAgain(6, 4, heads).double().eval(), inputs()

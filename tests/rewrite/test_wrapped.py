@@ -164,6 +164,7 @@ class Plain(torch.nn.Module):
         return self.b(self.a(x, edge_index).relu(), edge_index)
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("make", [Relations, lambda: nn.to_hetero(
     Plain(), (["a", "b"], [("a", "to", "b"), ("b", "to", "a")]))])  # fmt: skip
 @pytest.mark.parametrize("train", [False, True])
@@ -202,7 +203,7 @@ CHANGES = [
 ]
 
 
-@pytest.mark.each
+@pytest.mark.one_of(5)
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("conv", "name", "value"), CHANGES, ids=lambda v: str(v)[:16])
 def test_options_that_are_set_later_have_effect(conv, name, value, compiled):
@@ -376,6 +377,7 @@ WHOLE = {
 KINDS = [("a", "to", "b"), ("b", "to", "a")]
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("train", [False, True])
 @pytest.mark.parametrize("name", ["own", "GraphSAGE", "GIN"])
 def test_an_optimised_model_becomes_heterogeneous(name, train):
