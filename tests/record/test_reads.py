@@ -52,7 +52,7 @@ class Read(NamedTuple):
 
 def reads() -> dict[str, Read]:
     """The table of ``reads.txt``."""
-    entries, key = dict[str, dict[str, str]](), ""
+    entries, entry, key = dict[str, dict[str, str]](), dict[str, str](), ""
     for line in Path(__file__).with_name("reads.txt").read_text().splitlines()[4:]:
         if line.startswith("    "):
             entry[key] += line[3:].replace(" ", "\n", 1)
