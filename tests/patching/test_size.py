@@ -21,9 +21,9 @@ from torch_geometric.nn import (
 )
 
 import pyg_accel
+from benchmarks.layers.modes import traces
 from pyg_accel.graph import derived
 from pyg_accel.graph.memo import _Remembered
-from pyg_accel.patching import propagate
 from pyg_accel.patching.reasons import row_bytes
 from pyg_accel.patching.running import running
 from pyg_accel.patching.size import NEVER, SHIPPED, Costs, Work, costs, fewest_edges, work_of
@@ -306,17 +306,15 @@ def test_nothing_is_left_behind_by_a_small_call_that_raises(numbers):
         assert not running.stock
 
 
-def test_a_fallback_is_found_once_even_where_patch_goes_on_and_off(monkeypatch):
+def test_a_fallback_is_found_once_even_where_patch_goes_on_and_off():
     linear = torch.nn.Linear
     network = torch.nn.Sequential(linear(4 * F, 32), torch.nn.BatchNorm1d(32), linear(32, 3))
     layer, x, edges = EdgeConv(network), torch.randn(20, 2 * F), graph()
-    tried = []
-    attempt = propagate._attempt
-    monkeypatch.setattr(propagate, "_attempt", lambda *a: tried.append(1) or attempt(*a))
-    for _ in range(3):
-        with pyg_accel.patched():
-            layer(x, edges)
-    assert len(tried) == 1
+    with traces() as entered:
+        for _ in range(3):
+            with pyg_accel.patched():
+                layer(x, edges)
+    assert len(entered) == 1
 
 
 @pytest.mark.parametrize("name", ["GIN", "GCN", "RGCN", "Cora"])

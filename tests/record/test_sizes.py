@@ -2,8 +2,7 @@
 
 import copy
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +15,8 @@ from torch_geometric.utils import add_self_loops, coalesce, remove_self_loops
 
 import pyg_accel
 from benchmarks.layers.cases import CASES, Case, Inputs, inputs
-from pyg_accel.patching import gate, programs
+from benchmarks.layers.modes import traces
+from pyg_accel.patching import programs
 
 pytestmark = [pytest.mark.usefixtures("always"), pytest.mark.filterwarnings("ignore")]
 
@@ -30,22 +30,6 @@ DERIVING = {
     "TAGConv",
 }  # fmt: skip
 DERIVED = {key: case for key, case in CASES.items() if key[0] in DERIVING}
-
-
-@contextmanager
-def programs_that_ran(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
-    """For each call of the gate, whether a program ran."""
-    seen: list[bool] = []
-    run = gate.by_program
-
-    def noted(*args: Any) -> Any:
-        out = run(*args)
-        seen.append(out is not gate.NOTHING)
-        return out
-
-    with monkeypatch.context() as patch:
-        patch.setattr(gate, "by_program", noted)
-        yield seen
 
 
 def with_loops(graph: Inputs, count: int) -> Inputs:
@@ -154,15 +138,13 @@ def test_sizes_may_equal_a_number_subtracted_from_them() -> None:
     same(Rest(lambda e, n: (e, 1)), calls, train=False)
 
 
-def test_layers_of_pyg_have_programs_for_any_number_of_self_loops(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_layers_of_pyg_have_programs_for_any_number_of_self_loops() -> None:
     graph = inputs(NODES, EDGES, WIDTH, "cpu")
     model = DERIVED["PPFConv", ""].make(WIDTH)
     calls = [DERIVED["PPFConv", ""].call(with_loops(graph, count)) for count in (0, 1, 2, 3)]
-    with programs_that_ran(monkeypatch) as seen:
+    with traces() as entered:
         same(model, calls, train=True)
-    assert seen.count(True) == 3
+    assert len(entered) == 1
 
 
 class Model(torch.nn.Module):
