@@ -3,6 +3,7 @@
 import fcntl
 import functools
 import gc
+import hashlib
 import os
 import random
 import re
@@ -357,13 +358,14 @@ def largest_result() -> type[LargestResult]:
 
 
 @pytest.fixture(scope="session")
-def cuda_on_cpu(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The operators of the CUDA library for CPU tensors, compiled once for all processes."""
-    folder = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:  # whose folder is in that of the run
-        folder = folder.parent
-    built = folder / "cuda_on_cpu.so"
-    with open(folder / "cuda_on_cpu.lock", "w") as lock:
+def cuda_on_cpu() -> Any:
+    """The operators of the CUDA library for CPU tensors; compiled where the source is another."""
+    digest = hashlib.sha256(torch.__version__.encode())
+    for path in sorted([*ROOT.glob("csrc/**/*.*"), *ROOT.glob("tests/cuda_on_cpu/**/*.*")]):
+        digest.update(path.read_bytes())
+    built = ROOT / "build" / f"cuda_on_cpu_{digest.hexdigest()[:16]}.so"
+    built.parent.mkdir(exist_ok=True)
+    with open(built.with_suffix(".lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not built.exists():
             compile_for_cpu(built)
@@ -380,8 +382,10 @@ def compile_for_cpu(built: Path) -> None:
     sources.append(f"{ROOT}/tests/cuda_on_cpu/fibers.cpp")
     folders = [f"-I{path}" for path in (f"{ROOT}/tests/cuda_on_cpu", f"{ROOT}/csrc",
                                         *include_paths())]  # fmt: skip
+    part = built.with_suffix(".part")
     subprocess.check_call([
         "g++", "-std=c++20", "-O1", "-fPIC", "-shared", "-x", "c++", *folders, *sources,
-        "-DTORCH_TARGET_VERSION=0x020a000000000000", "-o", str(built),
+        "-DTORCH_TARGET_VERSION=0x020a000000000000", "-o", str(part),
         *(f"-L{path}" for path in library_paths()), "-ltorch_cpu",
     ])  # fmt: skip
+    part.rename(built)

@@ -347,7 +347,7 @@ def test_maxima_of_several_reductions_route_gradients_by_edge(backend, reduce):
     torch.testing.assert_close(found, expected)
 
 
-@pytest.mark.each("triton")
+@pytest.mark.each
 @pytest.mark.parametrize("case", CASES)
 def test_integers_in_float32_add_up_exactly(backend, case):
     """Whole numbers leave no room for rounding: no lost edge can hide in a tolerance."""
@@ -451,7 +451,7 @@ def test_memory_layout_of_operands_does_not_matter(backend, name, reduce, layout
         torch.testing.assert_close(a, b)
 
 
-@pytest.mark.each("triton")
+@pytest.mark.each
 @pytest.mark.parametrize("case", CASES)
 def test_edge_softmax_equals_the_truth(backend, case):
     graph, (_, target) = GRAPHS[case], CASES[case].edge_index

@@ -80,7 +80,7 @@ def test_the_largest_of_every_row_are_kept(backend, width, k, dtype):
     check_maxk(torch.randn(5, width).to(dtype), k)
 
 
-@pytest.mark.each("triton")
+@pytest.mark.each
 @pytest.mark.parametrize("dtype", FLOATS, ids=IDS.values())
 def test_among_equals_the_lowest_columns_are_kept(backend, dtype):
     check_maxk(torch.zeros(3, 40).to(dtype), 7)
@@ -88,7 +88,7 @@ def test_among_equals_the_lowest_columns_are_kept(backend, dtype):
     check_maxk(torch.tensor([[-0.0, 0.0, -0.0, 0.0, -1.0]]).to(dtype), 3)
 
 
-@pytest.mark.each("triton")
+@pytest.mark.each
 @pytest.mark.parametrize("dtype", FLOATS, ids=IDS.values())
 def test_strange_numbers_are_ordered_as_by_topk(backend, dtype):
     inf, nan = torch.inf, torch.nan

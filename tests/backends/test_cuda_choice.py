@@ -152,6 +152,7 @@ def test_what_is_in_no_tile_is_the_rest_of_the_graph(name):
     assert part.rest.rowptr.dtype == csr.rowptr.dtype
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("name", ["directed", "duplicates", "hub", "bipartite", "empty-rows"])
 def test_tiles_and_the_rest_add_up_to_the_whole(name):
     """As on a GPU, with the tiles multiplied by their definition."""

@@ -187,6 +187,7 @@ def test_layers_that_turn_edges_round_with_a_rank_that_has_none(ranks, layer):
     ranks(3)(compare_layer, layer=layer, patched=True, parts=1 + torch.arange(30) % 2)
 
 
+@pytest.mark.one_of(4, 1)
 @pytest.mark.parametrize(
     "patched", [pytest.param(False, marks=pytest.mark.full), True], ids=["PyG", "patched"]
 )
@@ -269,6 +270,7 @@ def compare_model(
         torch.set_default_dtype(torch.float32)
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize(
     ("norm", "batched"),
     [(n, False) for n in NORMS if n != "size"] + [(n, True) for n in sorted(OF_BATCHES)],
@@ -277,12 +279,14 @@ def test_norms_take_the_nodes_of_all_ranks(two, norm, batched):
     two(compare_model, kind="norm", name=norm, batched=batched)
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("batched", [True, False])
 @pytest.mark.parametrize("pool", POOLS)
 def test_pools_take_the_nodes_of_all_ranks(two, pool, batched):
     two(compare_model, kind="pool", name=pool, batched=batched)
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize(
     ("kind", "name"),
     [("norm", "graph"), ("norm", "layer"), ("norm", "size"), ("norm", "plain instance"),
@@ -292,6 +296,7 @@ def test_norms_and_pools_do_so_under_patch_too(two, kind, name):
     two(compare_model, kind=kind, name=name, batched=True, patched=True)
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("layer", MAXK)
 def test_maxk_layers_exchange_compressed_rows(two, layer):
     two(compare_layer, layer=f"MaxK {layer}", patched=True)

@@ -138,6 +138,7 @@ def compare(
         torch.set_default_dtype(torch.float32)
 
 
+@pytest.mark.one_of(4)
 @pytest.mark.parametrize(
     "first", [False, pytest.param(True, marks=pytest.mark.full)], ids=["learned", "static"]
 )
@@ -148,6 +149,7 @@ def test_a_rewritten_layer_on_two_ranks_is_that_of_one_process(two, layer, first
     assert not any(each["reasons"] for each in found)
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("layer", LEFT)
 def test_layers_that_are_left_to_themselves_exchange_before_their_products(two, layer):
     parts = (torch.arange(30) > 4).long()
@@ -159,6 +161,7 @@ def test_layers_that_are_left_to_themselves_exchange_before_their_products(two, 
 UNEVEN = [torch.ones(30, dtype=torch.int64), (torch.arange(30) > 0).long()]
 
 
+@pytest.mark.one_of(5)
 @pytest.mark.parametrize("parts", UNEVEN,
                          ids=["an empty rank", "a rank of one node"])  # fmt: skip
 @pytest.mark.parametrize("layer", ["GCN", "SAGE", "MaxK"])
@@ -224,6 +227,7 @@ def steps(device: torch.device, compiled: bool) -> str:
         torch.set_default_dtype(torch.float32)
 
 
+@pytest.mark.heavy(True)
 @pytest.mark.parametrize("compiled", [False, True])
 def test_three_steps_of_a_rewritten_model(two, compiled):
     first, second = two(steps, compiled=compiled)

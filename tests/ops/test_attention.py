@@ -113,14 +113,14 @@ def case_sizes(case: GraphCase) -> tuple[int, int]:
     return case.num_sources, case.num_targets
 
 
-@pytest.mark.each("triton")
+@pytest.mark.each
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("name", ["gat", "gatv2", "transformer"])
 def test_results_and_gradients_equal_the_truth_on_every_graph(way, name, case):
     compare(CASES[case], name)
 
 
-@pytest.mark.each("triton")
+@pytest.mark.each
 @pytest.mark.parametrize("name", FORMS)
 def test_every_form_equals_the_truth(way, name):
     for case in ("directed", "bipartite"):

@@ -57,6 +57,7 @@ def test_a_block_has_as_many_edges_as_fill_a_cache():
     assert 1024 <= few < many and few & (few - 1) == 0
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("of_edges", [False, True])
 @pytest.mark.parametrize("kind", ["plain", "hub", "no-edges"])
 def test_gradients_of_all_kinds_of_tensors_are_those_of_one_pass(kind, of_edges):

@@ -138,6 +138,7 @@ CALLS = {
 }
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "call"), [(name, call) for name, calls in CALLS.items() for call in calls]
@@ -146,6 +147,7 @@ def test_the_operator_passes_opcheck(name, call):
     torch.library.opcheck(getattr(torch.ops.pyg_accel, name).default, CALLS[name][call]())
 
 
+@pytest.mark.one_of(2, 1)
 @pytest.mark.parametrize("name", CALLS)
 def test_a_batch_of_calls_equals_a_loop(name):
     for make in CALLS[name].values():

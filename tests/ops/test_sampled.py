@@ -82,8 +82,8 @@ def truth(graph: Graph, x: Tensor, weight: Tensor | None, sampling: Sampling) ->
     return torch.stack(rows) if rows else x.double().new_zeros(0, *x.shape[1:])
 
 
+@pytest.mark.each
 @pytest.mark.heavy("triton", 1000)
-@pytest.mark.each("triton")
 @pytest.mark.parametrize("width", [1, 7, 64, 577, 1000])
 @pytest.mark.parametrize("strategy", ["bucket", "fastrand"])
 def test_the_edges_are_those_of_the_paper(backend, strategy, width):

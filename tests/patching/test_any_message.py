@@ -100,6 +100,7 @@ MESSAGES = {
 }
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("width", [1, F], ids=["narrow", "wide"])
 @pytest.mark.parametrize("kind", MESSAGES)
 def test_a_message_of_any_kind_gives_what_pyg_gives(kind, width, monkeypatch):

@@ -55,6 +55,7 @@ def test_options_do_not_matter(make, options, same_as_stock):
     same_as_stock(make(**options), x(), EDGES, **edges)
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("p", [0.3, 0.9, 1.0])
 def test_dropout_draws_the_numbers_of_stock(make, p, same_as_stock):
     """In the backward pass too: gradients are compared."""
@@ -253,6 +254,7 @@ class Typed(Both):
         return self.layer(given, edge_index, torch.arange(E) % 3, **options)
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("case", LEAVE)
 def test_the_result_is_made_of_the_weights_that_leave(case):
     make, options = LEAVE[case]

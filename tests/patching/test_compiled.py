@@ -324,6 +324,7 @@ def of_edges(name: str, count: int) -> tuple[Tensor, ...]:
     return x, edges
 
 
+@pytest.mark.heavy("dynamic")
 @pytest.mark.heavy("pna")
 @pytest.mark.heavy("gin-edge")
 @pytest.mark.heavy("gcn")

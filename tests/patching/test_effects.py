@@ -190,6 +190,7 @@ QUESTIONS: dict[str, Callable[..., Any]] = {
 }
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.filterwarnings("ignore:The .grad attribute")
 @pytest.mark.parametrize("grad", ["off", "none", "features"])
 @pytest.mark.parametrize("name", QUESTIONS)

@@ -68,6 +68,7 @@ SAYS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
 PARTIAL = {"add-one-column", "add-three-columns", "add-narrow", "maxima-of-three", "add-in-place"}
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("strided", [False, True])
 @pytest.mark.parametrize("says", SAYS)
 def test_a_view_of_another_shape_is_not_the_row_itself(says, strided, same_as_stock):
@@ -158,6 +159,7 @@ def test_narrow_ids_give_what_wide_ones_give(name):
         torch.testing.assert_close(run(edge_index.int()), right, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.filterwarnings("ignore:Converting sparse tensor")
 @pytest.mark.parametrize("make", [to_torch_csc_tensor, to_torch_coo_tensor])
 def test_a_matrix_is_as_large_as_it_has_entries(make, report_of):

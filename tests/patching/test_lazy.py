@@ -243,7 +243,7 @@ OTHER = {
 }
 
 
-@pytest.mark.each
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("aggr", ["sum", "max"])
 @pytest.mark.parametrize("name", OTHER)
 def test_any_other_message_equals_stock(name, aggr, inputs, same_as_stock):
@@ -415,6 +415,7 @@ CALLS = {
 }
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("name", CALLS)
 def test_functions_called_in_other_ways_equal_stock(name, inputs, same_as_stock):
     same_as_stock(Layer(CALLS[name]), *inputs)

@@ -328,7 +328,7 @@ def test_a_compiled_model_has_a_call_for_each_relation():
 
 
 def test_stacked_layers_are_verified_when_asked(monkeypatch):
-    x, edges = typed_graph()
+    x, edges = few(typed_graph())
     settings.verify = True
     layer = hetero(edges, ALIKE["SAGE"])
     with pyg_accel.patched():

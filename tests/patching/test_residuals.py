@@ -52,6 +52,7 @@ def outcome(layer: MessagePassing, x: Tensor, extra: tuple[Tensor, ...], *, time
     return [leaf.grad, *(p.grad for p in layer.parameters())]
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("times", [1, 2, 3])  # recorded, with other sizes, and by a program
 @pytest.mark.parametrize("name", LAYERS)
 def test_what_a_layer_read_may_be_changed_where_pyg_copies_it(name, times, monkeypatch):

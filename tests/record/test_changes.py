@@ -75,7 +75,7 @@ def outcomes(layer: Changes) -> list[Tensor | None]:
     return seen
 
 
-@pytest.mark.pairs
+@pytest.mark.each
 @pytest.mark.parametrize("whole", [True, False], ids=["whole", "propagate"])
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("message", MESSAGES)

@@ -185,8 +185,8 @@ def assert_same(found: list[Any], expected: list[Any]) -> None:
                                        msg=lambda m, n=number: f"call {n}: {m}")  # fmt: skip
 
 
+@pytest.mark.one_of(27)
 @pytest.mark.usefixtures("always")
-@pytest.mark.each
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("name", READS)
 def test_a_change_of_what_code_reads_counts(name: str, place: str, folder: Path) -> None:

@@ -67,7 +67,7 @@ def same(model: torch.nn.Module, calls: list[tuple[Any, ...]], *, train: bool) -
                                        msg=lambda m, n=number: f"call {n}: {m}")  # fmt: skip
 
 
-@pytest.mark.each
+@pytest.mark.one_of(5)
 @pytest.mark.parametrize("train", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize("case", DERIVED.values(), ids=map(" ".join, DERIVED))
 def test_self_loops_of_any_number(case: Case, train: bool) -> None:
@@ -117,6 +117,7 @@ DERIVE: dict[str, Callable[[Tensor, int], tuple[Tensor, Any]]] = {
 }
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("name", DERIVE)
 def test_numbers_of_derived_edges_are_computed_in_each_call(name: str) -> None:
     graph = inputs(NODES, EDGES, WIDTH, "cpu")
@@ -300,6 +301,7 @@ class Branches(MessagePassing):
         return x_j
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("place", ["forward", "message"])
 @pytest.mark.parametrize("name", ABOVE_100)
 def test_code_that_does_anything_with_a_size(name: str, place: str) -> None:

@@ -77,6 +77,7 @@ def test_the_cost_model_is_not_asked_where_sizes_suffice():
     assert [t.seconds for t in layer.trees] == [None, None]
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("show", [pyg_accel.plan, pyg_accel.explain])
 @pytest.mark.parametrize(
     "options",

@@ -118,6 +118,7 @@ def test_examples_in_another_order_and_arrays_are_refused_by_name(run):
         run(nn.GCN(4, 4, 2), x, edge_index.tolist())
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("train", [False, True], ids=["inference", "training"])
 def test_results_gradients_names_and_modes_stay(name, train):

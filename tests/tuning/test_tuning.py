@@ -187,6 +187,7 @@ NO_NUMBERS = ["1e400", "-1e400", "NaN", "true", "false", "null", '"5"', "[5]", "
               "1e308", "1" + 400 * "0"]  # fmt: skip
 
 
+@pytest.mark.one_of(6)
 @pytest.mark.parametrize("text", NO_NUMBERS, ids=lambda text: text[:6])
 @pytest.mark.parametrize("name", GOOD)
 def test_costs_that_no_machine_has_are_named(name, text, tuning, capsys, monkeypatch):
