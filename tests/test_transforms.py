@@ -91,6 +91,7 @@ LAYERS = {
 }
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("kind", LAYERS)
 def test_a_layer_builds_nothing_that_a_loader_built(kind, workers, builds, always):
@@ -187,6 +188,7 @@ class Then:
         return data
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("place", ["worker", "main process"])
 @pytest.mark.parametrize("change", [_change, _replace, _copy])
 def test_an_edge_index_that_was_changed_has_no_old_graph(change, place, builds, always):

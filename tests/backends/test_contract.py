@@ -263,6 +263,8 @@ def test_float64_results_and_gradients_equal_the_truth(backend, case, name):
             check(backend, CASES[case], name, *size, torch.float64, reduce)
 
 
+@pytest.mark.heavy("hub", torch.bfloat16)
+@pytest.mark.heavy("hub", torch.float16)
 @pytest.mark.pairs
 @compiled
 @pytest.mark.parametrize("dtype", [torch.float32, *HALF], ids=["f32", "bf16", "f16"])
@@ -303,7 +305,7 @@ def test_interpreted_kernels_take_graphs_without_edges(backend, case, name, dtyp
     check(backend, CASES[case], name, *size, dtype, reduce)
 
 
-@pytest.mark.pairs
+@pytest.mark.each
 @pytest.mark.parametrize("width", [1, 7, 33, 64, 100, 257])
 @pytest.mark.parametrize(
     ("name", "reduce"),
@@ -427,7 +429,7 @@ GRADIENT_LAYOUTS = {
 }
 
 
-@pytest.mark.pairs
+@pytest.mark.each
 @pytest.mark.parametrize("gradient", GRADIENT_LAYOUTS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(

@@ -319,6 +319,7 @@ def test_the_same_bits_come_out_every_time(backend):
                                                                          strict=True))  # fmt: skip
 
 
+@pytest.mark.heavy("triton")
 def test_atomic_additions_equal_the_truth_where_they_are_allowed(backend):
     graph = graph_of(case_for(backend, "hub"))
     x, weight = torch.randn(graph.num_cols, 40), torch.randn(graph.num_edges)

@@ -121,6 +121,7 @@ def test_hubs_equal_the_truth(one_pass, name):
     compare(name, 3, 20, torch.float64, 1e-11, hubs())
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("isa", ["portable", "avx2", "avx512"])
 @pytest.mark.parametrize(
     ("dtype", "tolerance"),

@@ -69,6 +69,7 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("formula", FUNCTIONS)
 def test_functions_are_accurate_over_all_of_float32(isa, formula):
     x = all_over_float32()
@@ -84,6 +85,7 @@ def test_functions_are_accurate_over_all_of_float32(isa, formula):
     assert bool((error <= allowed).all()), f"at {x[finite][worst]}: {found[finite][worst]}"
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("formula", FUNCTIONS)
 def test_functions_are_accurate_in_float64(isa, formula):
     special = torch.tensor([0.0, -0.0, 5e-324, 1e308, -1e308, INF, -INF, NAN], dtype=torch.float64)
@@ -210,6 +212,7 @@ def everything(graph: Graph) -> list[Tensor]:
     return [*outs, *torch.autograd.grad(loss, [x, e, scores])]
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("width", [1, 3, 16, 40, 300])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_a_row_has_the_same_bits_among_short_rows_and_alone(isa, dtype, width):

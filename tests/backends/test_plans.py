@@ -57,6 +57,7 @@ def variants(shape: tuple[int, ...]) -> dict[str, Tensor]:
     }
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("name", variants((1, 1)))
 @pytest.mark.parametrize("trailing", [(5,), (2, 3), (2, 3, 4), (1, 7), (0,), (3, 0)])
 def test_features_of_any_layout_are_reduced(graph, name, trailing):
@@ -66,6 +67,7 @@ def test_features_of_any_layout_are_reduced(graph, name, trailing):
     torch.testing.assert_close(out.double(), truth(graph, x), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("name", variants((1, 1)))
 @pytest.mark.parametrize("reduce", ["sum", "mean", "max"])
 @pytest.mark.parametrize("weights", [None, (E,), (E, 2)])

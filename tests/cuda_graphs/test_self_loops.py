@@ -346,6 +346,7 @@ OWN = [_divided, _ends, _only_loops, _of_nodes, _twice, _doubled, _normalised, _
        _backwards, _by_name, _types]  # fmt: skip
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("edges", OWN, ids=lambda f: f.__name__.strip("_"))
 def test_user_written_layers(edges, batches, replays, reasons):
     if edges is _divided:

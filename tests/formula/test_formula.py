@@ -197,6 +197,7 @@ def test_the_gradient_of_a_message_equals_autograd(text):
         torch.testing.assert_close(found, torch.zeros_like(found) if right is None else right)
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("narrow", [(0,), (1,), (2,), (0, 1), (0, 2), (1, 2)], ids=str)
 @pytest.mark.parametrize(
     "text",

@@ -29,6 +29,7 @@ def dense_of(tiles: Tiles, weight: Tensor) -> Tensor:
     return out.index_put_((row, col), weight[tiles.entry.long()], accumulate=True)
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("size", SIZES, ids=lambda s: f"{s[0]}x{s[1]}")
 @pytest.mark.parametrize("name", CASES)
 def test_the_tiles_hold_every_entry_once_at_its_row_and_column(name, size):
@@ -45,6 +46,7 @@ def test_the_tiles_hold_every_entry_once_at_its_row_and_column(name, size):
     assert places.unique().numel() == graph.num_edges  # no two entries share a slot
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("size", SIZES, ids=lambda s: f"{s[0]}x{s[1]}")
 @pytest.mark.parametrize("name", CASES)
 def test_the_columns_of_a_window_are_condensed_as_the_paper_defines_it(name, size):

@@ -128,6 +128,7 @@ def test_all_neighbours_are_those_of_torch_sparse():
     assert out.num_sampled_nodes is None
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("attribute", ["time", "when"])
 @pytest.mark.parametrize("counts", [[3, 2], [-1, -1], [1, 4, 2]])
 def test_the_last_neighbours_in_time_are_those_of_the_reference(attribute: str, counts: list[int]):

@@ -127,6 +127,7 @@ def test_every_form_equals_the_truth(way, name):
         compare(CASES[case], name)
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("name", ["gat", "edges", "given-scores"])
 def test_operands_in_the_order_of_the_csr(way, name):
     compare(CASES["directed"], name, edge_order=False)

@@ -49,6 +49,7 @@ def test_returned_weights_are_those_of_stock(make, asked, same_as_stock):
     same_as_stock(make(), x(), EDGES, return_attention_weights=asked)
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("options", [{"concat": False}, {"bias": False}, {"edge_dim": 3}], ids=str)
 def test_options_do_not_matter(make, options, same_as_stock):
     edges = {"edge_attr": ATTRIBUTES.clone().requires_grad_()} if "edge_dim" in options else {}

@@ -474,6 +474,7 @@ def state_after(layer: torch.nn.Module, *given: Tensor, **options: Any) -> dict[
     return dict(layer.named_buffers()) | {"outs": outs}
 
 
+@pytest.mark.full
 def test_what_a_message_changes_is_changed_once(report_of):
     network = torch.nn.Sequential(torch.nn.Linear(2 * F, 4), torch.nn.BatchNorm1d(4))
     layer, x = pyg.EdgeConv(network), torch.randn(20, F)
@@ -704,6 +705,7 @@ def test_a_part_with_two_names_has_its_parameters_afterwards(make):
     assert all(now is then for now, then in zip(layer.parameters(), held, strict=True))
 
 
+@pytest.mark.full
 def test_a_layer_that_makes_its_parameters_is_pygs_in_its_first_call(report_of):
     layer, (x, edge_index) = pyg.SAGEConv(-1, 4), batches()[0]
     compiled = torch.compile(layer, backend="eager")

@@ -528,6 +528,7 @@ UNCOUNTED = {
 }
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("optimizer", UNCOUNTED.values(), ids=UNCOUNTED)
 @pytest.mark.parametrize("alias", [False, True], ids=["itself", "an alias"])
 def test_weights_that_are_trained_and_frozen_in_turns_are_normalised_anew(optimizer, alias, always):
@@ -570,6 +571,7 @@ ON_THEIR_OWN = {
 }
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("everything", [True, False], ids=["always", "small"])
 @pytest.mark.parametrize("make", ON_THEIR_OWN.values(), ids=ON_THEIR_OWN)
 def test_tensors_of_a_graph_can_be_swapped(make, everything):

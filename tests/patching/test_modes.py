@@ -145,6 +145,7 @@ def test_a_default_device_leaves_calls_accelerated(world, report_of):
     assert not any(row.reason for row in report_of())
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("options", [{}, {"pre_dispatch": True}], ids=str)
 @pytest.mark.parametrize("name", ["sage", "gcn", "gat", "edge"])
 def test_make_fx_records_no_example(name, options, world):

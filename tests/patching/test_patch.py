@@ -642,6 +642,7 @@ WATCHED: dict[str, tuple[Callable[[], MessagePassing], Callable[[Any], Aggregati
 }
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("watch", WATCHES)
 @pytest.mark.parametrize("kind", WATCHED)
 def test_whoever_waits_for_calls_of_an_aggregation_gets_them(

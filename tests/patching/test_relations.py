@@ -76,6 +76,7 @@ def typed_graph(types: int = 5) -> tuple[dict[str, Any], dict[tuple[str, str, st
     return x, edges
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("aggr", ["sum", "mean", "max"])
 def test_a_layer_an_edge_type_equals_stock(same_as_stock, aggr):
     x, edges = few(typed_graph())
@@ -171,6 +172,7 @@ def test_hetero_graphs_of_nothing_equal_stock(same_as_stock, report_of, what):
     assert [row.layer for row in report_of()] == ["HeteroConv"]
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("kind", [GATConv, GATv2Conv, TransformerConv])
 def test_attention_is_a_call_of_each_layer(same_as_stock, report_of, kind):
     x, edges = few(typed_graph(), 6)
@@ -269,6 +271,7 @@ def test_autocast_is_left_to_the_layers(report_of):
     assert "HeteroConv" not in {row.layer for row in report_of()}
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("end", [0, 1])
 @pytest.mark.parametrize("bad", [-1, 1000])
 def test_ids_out_of_range_raise_what_stock_raises(end, bad, homogeneous):

@@ -42,6 +42,7 @@ def test_edges_without_loops_are_those_of_pyg(library, edges):
     assert torch.equal(library.remove_self_loops(edges), remove_self_loops(edges)[0])
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("weight", [None, "ones"])
 @pytest.mark.parametrize("num_nodes", [None, 50, (60, 50)], ids=str)
 @pytest.mark.parametrize("edges", EDGES.values(), ids=EDGES)
@@ -53,6 +54,7 @@ def test_edges_with_loops_are_those_of_pyg(edges, num_nodes, weight):
     assert (found[1] is None) if weight is None else torch.equal(found[1], right[1])
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("flow", ["source_to_target", "target_to_source"])
 @pytest.mark.parametrize("edges", EDGES.values(), ids=EDGES)

@@ -269,6 +269,7 @@ class _TwoRelations(torch.nn.Module):
         return self.convs({"n": x}, {("n", r, "n"): edge_index for r in "ab"})["n"]
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("edges", [1_000, 12_000, 90_000])
 @pytest.mark.parametrize("name", ["SAGE", "GCN", "GINE", "GAT", "Transformer", "RGCN", "Hetero"])
 def test_a_checkpoint_runs_a_call_twice_alike(name, edges):
@@ -339,6 +340,7 @@ def test_sums_over_a_known_graph_are_accelerated_at_default_settings(name):
     torch.testing.assert_close(out, right, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("edges", [12, 3000])
 @pytest.mark.parametrize("make", [
     lambda: GATConv(F, 4, heads=2, dropout=0.5), lambda: GCNConv(F, 4), lambda: SAGEConv(F, 4),

@@ -177,6 +177,7 @@ FACTS: dict[str, Callable[[Any, Tensor], float]] = {
 }
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("fact", FACTS)
 def test_arguments_differ_in_more_than_shapes(fact: str) -> None:
     tagged, other = X + 0, torch.randn(N, WIDTH)
@@ -225,6 +226,7 @@ KINDS: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_layers_and_their_copies_die(kind: str) -> None:
     with pyg_accel.patched():

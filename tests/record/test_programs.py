@@ -1300,7 +1300,7 @@ class OfIdleNodes(MessagePassing):
         return self.kind(self, x_j, d_j)
 
 
-@pytest.mark.each
+@pytest.mark.one_of(6)
 @pytest.mark.parametrize("name", IDLE_MESSAGES)
 @pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
 def test_values_of_idle_nodes_reach_no_gradient(name: str, bad: float, like_stock: Any) -> None:

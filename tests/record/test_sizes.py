@@ -210,6 +210,7 @@ def _is_large(size: int, ratio: float = 0.1) -> bool:
     return ratio * size > 1
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("name", ROUNDS)
 def test_sizes_of_which_the_same_number_is_made(name: str) -> None:
     sizes = (11, 12, 13, 14, 30, 8, 11)

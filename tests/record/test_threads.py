@@ -96,7 +96,7 @@ def meeting(monkeypatch: pytest.MonkeyPatch, threads: int) -> Iterator[None]:
             sys.setswitchinterval(interval)
 
 
-@pytest.mark.each
+@pytest.mark.one_of(4)
 @pytest.mark.parametrize("shared", [True, False], ids=["one layer", "a layer each"])
 @pytest.mark.parametrize("name", LAYERS)
 def test_two_threads_record_at_once(name, shared, monkeypatch, report_of):

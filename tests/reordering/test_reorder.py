@@ -42,6 +42,7 @@ def data() -> Data:
     )
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

@@ -280,6 +280,7 @@ def test_layers_of_users_are_rewritten_or_left_alone(make, reason):
     assert reason in "; ".join(found) if reason else not found
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("make", [nn.GCNConv, nn.TAGConv, nn.SAGEConv, nn.GATConv, nn.GraphConv,
                                   lambda i, o: nn.ChebConv(i, o, 3)])  # fmt: skip
 def test_precision_is_that_of_the_layer(make):

@@ -62,6 +62,7 @@ def whole(fast, **kwargs):
     return torch.compile(fast, backend="aot_eager", fullgraph=True, dynamic=True, **kwargs)
 
 
+@pytest.mark.heavy("gat", True)
 @pytest.mark.heavy("gcn")
 @pytest.mark.heavy("tag")
 @pytest.mark.heavy("maxk")

@@ -147,6 +147,7 @@ def test_the_cost_model_knows_that_heads_sum_the_same_features():
     assert all(("·X)·W" in tree) == flags[0] for tree, flags in shared.items())
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("name", MODELS)
 def test_the_orders_that_the_benchmark_measures_are_associations_of_the_layer(name):
     model = MODELS[name]

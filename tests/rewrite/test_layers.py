@@ -213,6 +213,7 @@ def test_maxk(make, k):
     check(make(k), features(), graph())
 
 
+@pytest.mark.full
 def test_maxk_of_two_sets_of_nodes_and_with_weights():
     check(layers.MaxKSAGEConv((6, 5), 4, k=2), (features(), features(30, 5)), graph(30))
     check(layers.MaxKGINConv(mlp(6, 4), k=2), (features(), features(30)), graph(30))

@@ -200,7 +200,7 @@ def agree(expected, found, tolerance=1e-8):
                 torch.testing.assert_close(mine[name], tensor, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.each
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("train", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize("make", MODELS, ids=lambda make: make.__name__)
 def test_it_behaves_like_the_original(make, train):
@@ -303,6 +303,7 @@ def explained(model, algorithm, *args):
     return explainer(*args, index=3).edge_mask
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("make", [lambda: nn.GCN(12, 8, 2, 4), Checking, lambda: nn.GATConv(12, 4)])
 def test_explainers_find_its_layers(make):

@@ -393,6 +393,7 @@ def test_an_optimised_model_becomes_heterogeneous(name, train):
     assert stock is None or nn.to_hetero_with_bases(fast, (["a", "b"], KINDS), 2) is not None
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.filterwarnings("ignore:.torch.jit.*is deprecated")
 @pytest.mark.parametrize("name", WHOLE)
 def test_an_optimised_model_is_scripted_as_the_model_is(name):
