@@ -6,6 +6,7 @@ import os
 import runpy
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,9 @@ class Ranks:
         return answers
 
     def close(self) -> None:
-        for connection in self.connections:
+        for connection in self.connections:  # others may hold it open: processes forked meanwhile
+            with suppress(BrokenPipeError):
+                connection.send(None)
             connection.close()
         for process in self.processes:
             process.join(10)

@@ -36,11 +36,8 @@ def main(connection, backend, folder, rank, world, seconds, environment) -> None
         backend, init_method=f"file://{folder}/meeting", rank=rank, world_size=world,
         timeout=timedelta(seconds=seconds),
     )  # fmt: skip
-    while True:
-        try:
-            file, name, kwargs = connection.recv()
-        except EOFError:
-            break
+    while case := connection.recv():
+        file, name, kwargs = case
         torch.manual_seed(0)
         try:
             answer = (True, getattr(load(file), name)(device, **kwargs))

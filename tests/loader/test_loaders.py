@@ -59,6 +59,7 @@ def test_an_epoch_has_every_seed_once(data: Data, workers: int, options: dict[st
             assert batch.edge_index.shape[1] > 0
             seeds += batch.n_id[: batch.batch_size].tolist()
         assert sorted(seeds) == list(range(N))
+    loader._iterator = None  # ends workers that persist, now and not when garbage is collected
 
 
 def test_workers_draw_different_batches_that_the_seed_repeats(data: Data):
