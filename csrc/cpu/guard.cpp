@@ -52,8 +52,7 @@ enum Kind : Py_ssize_t {
   kItems,       // subjects[name] is value, for each name
   kLacks,       // name not in subjects, for each name
   kElements,    // the elements of subjects are the values
-  kReferents,   // of objects that subjects refer to, the one at place name is value, for each name;
-                // the last name is their number
+  kReferents,   // the objects that subjects refer to are the values
   kCall,        // subjects(*names) is true
 };
 
@@ -112,28 +111,22 @@ bool has_elements(PyObject* container, PyObject* values) {
 }
 
 struct Referents {
-  PyObject* places;
   PyObject* values;
-  Py_ssize_t wanted;  // how many values there are
+  Py_ssize_t size;
   Py_ssize_t seen;
-  Py_ssize_t matched;
 };
 
 int visit(PyObject* referent, void* state) {
   auto& now = *static_cast<Referents*>(state);
-  if (now.matched < now.wanted &&
-      PyLong_AsSsize_t(PyTuple_GetItem(now.places, now.matched)) == now.seen) {
-    if (referent != PyTuple_GetItem(now.values, now.matched))
-      return 1;
-    ++now.matched;
-  }
+  if (now.seen == now.size || referent != PyTuple_GetItem(now.values, now.seen))
+    return 1;
   ++now.seen;
   return 0;
 }
 
 // As gc.get_referents() sees them: reading the attributes of a function calls audit hooks.
-bool has_referents(PyObject* objects, PyObject* places, PyObject* values) {
-  Referents now{places, values, PyTuple_Size(values), 0, 0};
+bool has_referents(PyObject* objects, PyObject* values) {
+  Referents now{values, PyTuple_Size(values), 0};
   const Py_ssize_t size = PyTuple_Size(objects);
   for (Py_ssize_t i = 0; i < size; ++i) {
     PyObject* const object = PyTuple_GetItem(objects, i);
@@ -142,8 +135,7 @@ bool has_referents(PyObject* objects, PyObject* places, PyObject* values) {
     if (!traverse || traverse(object, visit, &now))
       return false;
   }
-  return now.matched == now.wanted &&
-         now.seen == PyLong_AsSsize_t(PyTuple_GetItem(places, now.wanted));
+  return now.seen == now.size;
 }
 
 bool holds(PyObject* entry) {
@@ -156,7 +148,7 @@ bool holds(PyObject* entry) {
   if (kind == kElements)
     return has_elements(subjects, values);
   if (kind == kReferents)
-    return has_referents(subjects, names, values);
+    return has_referents(subjects, values);
   if (kind == kCall) {
     const Owned result(PyObject_CallObject(subjects, names));
     return result.object && PyObject_IsTrue(result.object) == 1;

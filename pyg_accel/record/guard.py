@@ -12,7 +12,7 @@ import types
 from collections.abc import Callable, Iterable
 from copy import copy
 from gc import get_referents
-from operator import attrgetter, is_not
+from operator import is_not
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -69,7 +69,9 @@ def _entries_of(walk: Walk) -> tuple[_Entry, ...]:
         (_ATTRIBUTES, (*walk.classes,), "__mro__", tuple(c.__mro__ for c in walk.classes)),
         (_ATTRIBUTES, tuple(c for c, _ in cells), "cell_contents", tuple(v for _, v in cells)),
         (_ATTRIBUTES, (*walk.named,), "__name__", tuple(value.__name__ for value in walk.named)),
-        (_REFERENTS, (*walk.followed,), *_parts_of(walk.followed)),
+        # Their code and defaults; reading attributes of functions calls audit hooks of the process,
+        # and filelock, which torch imports, has one.
+        (_REFERENTS, (*walk.followed,), (), (*get_referents(*walk.followed),)),
     ]  # fmt: skip
     entries = [entry for entry in entries if entry[1]]
     entries += [(_LACKS, space, (*names,), ()) for space, names in walk.absent.values() if names]
@@ -285,16 +287,3 @@ class Reading:
             reason = "it changes what it reads: an attribute or a container"
             raise NotComparable(reason, may_change=True)
         return guard
-
-
-def _parts_of(functions: list[types.FunctionType]) -> tuple[tuple[int, ...], tuple[Any, ...]]:
-    """Return the places of code and defaults among all that functions refer to, and these.
-
-    Behind the places is the number of all. The attributes are not read in each call: Python would
-    call the audit hooks of the process, and filelock, which torch imports, has one.
-    """
-    referents = get_referents(*functions)
-    compared = attrgetter("__code__", "__defaults__", "__kwdefaults__")
-    wanted = {id(part) for f in functions for part in compared(f) if part is not None}
-    places = [place for place, part in enumerate(referents) if id(part) in wanted]
-    return (*places, len(referents)), tuple(referents[place] for place in places)
