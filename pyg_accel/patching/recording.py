@@ -42,6 +42,7 @@ from pyg_accel.record.signature import Signature
 from pyg_accel.runtime.cache import saved_tensors_are_hooked
 from pyg_accel.runtime.hooks import hook_reasons, hooks_in
 from pyg_accel.runtime.module_state import ModuleState, modules_in
+from pyg_accel.runtime.native import cpu_unavailable_reasons
 from pyg_accel.runtime.report import record as count
 from pyg_accel.runtime.report import row_of
 from pyg_accel.settings import settings
@@ -286,6 +287,8 @@ def _unrecordable(
     """Return why a call is not recorded, by what is known before; empty if it is."""
     if get_eval_frame_callback() is not None:
         return "a call that Dynamo runs"
+    if missing := cpu_unavailable_reasons():
+        return missing[0]  # it compares what programs depend on
     own = [method for method, value in vars(layer).copy().items() if method in _METHODS
            and not is_rendered(value)]  # fmt: skip
     if own:

@@ -43,8 +43,10 @@ def _load(name: str, needs: str = "") -> tuple[str, ...]:
 def _load_cpu() -> tuple[str, ...]:
     if reasons := _load("_C_cpu"):
         return reasons
-    library = torch.ops.pyg_accel_cpu
-    if not hasattr(library, "functions") or library.functions() != numbers():
+    library, of_python = torch.ops.pyg_accel_cpu, ctypes.PyDLL(str(_files("_C_cpu")[0]))
+    if not (hasattr(library, "functions") and hasattr(of_python, "pyg_accel_unchanged")) or (
+        library.functions() != numbers()
+    ):
         return (f"extension was built from other sources: rebuild it with {HOW_TO_BUILD}",)
     return ()
 

@@ -7,9 +7,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from torch.utils.cpp_extension import library_paths
+from torch_geometric.nn import SAGEConv
 
 import pyg_accel
+from pyg_accel.patching import programs
+from pyg_accel.record import guard
+from pyg_accel.runtime import native
 from pyg_accel.runtime.native import cpu_unavailable_reasons
 
 ROOT = Path(__file__).parents[2]
@@ -30,11 +35,36 @@ def symbols(library: Path, which: str) -> list[str]:
 @needs_nm
 @pytest.mark.skipif(not LIBRARIES, reason="no library is built")
 @pytest.mark.parametrize("library", LIBRARIES, ids=lambda path: path.name)
-def test_a_library_exports_nothing_and_reads_no_locale(library):
-    assert symbols(library, "--defined-only") == []
+def test_a_library_exports_what_python_calls_and_reads_no_locale(library):
+    called = ["pyg_accel_unchanged"] if "_C_cpu" in library.name else []
+    assert symbols(library, "--defined-only") == called
     undefined = symbols(library, "--undefined-only")
     assert "aoti_torch_new_tensor_handle" in undefined  # so nm did read the table
     assert not [name for name in undefined if READS_BY_LOCALE.search(name)]
+
+
+@pytest.mark.parametrize("name", ["call", "optimize"])
+def test_without_the_library_calls_are_not_recorded(name, monkeypatch, always):
+    monkeypatch.setattr(native, "_load_cpu", lambda: ("not built",))
+    monkeypatch.setattr(guard, "identities_hold", native.identities_hold.__wrapped__)
+    x, edges = torch.randn(20, 4), torch.randint(20, (2, 50))
+    layer = SAGEConv(4, 4)
+    expected = layer(x, edges)
+    with pyg_accel.use_backend("reference"):
+        if name == "optimize":
+            layer = pyg_accel.optimize(layer, x, edges)
+        with pyg_accel.patched():
+            for _ in range(3):
+                torch.testing.assert_close(layer(x, edges), expected)
+    if name == "call":
+        assert programs.why(layer, "call") == "not built"
+
+
+@pytest.mark.skipif(bool(cpu_unavailable_reasons()), reason="the CPU library is not built")
+def test_a_library_without_what_python_calls_is_of_other_sources(monkeypatch):
+    monkeypatch.setattr(native.ctypes, "PyDLL", lambda path: object())
+    (reason,) = native._load_cpu.__wrapped__()
+    assert "other sources" in reason
 
 
 def test_no_source_of_ours_uses_a_stream_or_a_locale():
@@ -64,7 +94,7 @@ def test_a_library_with_a_cpp_standard_library_of_its_own_works(tmp_path):
         *(f"-L{path}" for path in library_paths()), "-ltorch_cpu", "-Wl,--no-undefined",
         f"-Wl,--version-script={ROOT / 'csrc' / 'exports.map'}",
     ])  # fmt: skip
-    assert symbols(library, "--defined-only") == []
+    assert symbols(library, "--defined-only") == ["pyg_accel_unchanged"]
     assert not [name for name in symbols(library, "--undefined-only") if "_ZNSt" in name]
     script = (
         "import sys, torch; torch.ops.load_library(sys.argv[1]); ours = torch.ops.pyg_accel_cpu\n"
