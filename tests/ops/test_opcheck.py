@@ -138,7 +138,7 @@ CALLS = {
 }
 
 
-@pytest.mark.one_of(2)
+@pytest.mark.one_of(3)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "call"), [(name, call) for name, calls in CALLS.items() for call in calls]

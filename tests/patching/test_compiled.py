@@ -233,6 +233,7 @@ def test_a_graph_break_of_pyg_makes_dynamo_read_nothing_of_ours(monkeypatch):
     assert not [reason for reason in counters if "saved_tensors" in reason]
 
 
+@pytest.mark.full
 def test_a_sparse_matrix_gives_the_results_of_stock(report_of):
     layer, x, adj = pyg.SAGEConv(F, 4), torch.randn(20, F), torch.eye(20).to_sparse_csr()
     expected = layer(x, adj)

@@ -137,7 +137,7 @@ FUSED = {
 }
 
 
-@pytest.mark.each
+@pytest.mark.one_of(4)
 @pytest.mark.parametrize("reduce", ["sum", "max", "mean+sqsum"])
 @pytest.mark.parametrize("name", FUSED)
 def test_a_message_becomes_the_formula_it_says_and_equals_stock(

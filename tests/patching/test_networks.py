@@ -180,7 +180,7 @@ LAYERS: dict[str, Case] = {
 }  # fmt: skip
 
 
-@pytest.mark.one_of(3)
+@pytest.mark.one_of(5)
 @pytest.mark.usefixtures("pieces")
 @pytest.mark.parametrize("name", LAYERS)
 def test_outputs_and_gradients_equal_stock(name, same_as_stock, report_of):

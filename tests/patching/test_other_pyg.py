@@ -71,7 +71,8 @@ def changed(folder: Path, how: str) -> str:
     return str(here)
 
 
-@pytest.mark.parametrize("how", ["renamed", pytest.param("no templates", marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("how", ["renamed", "no templates"])
 def test_layers_are_accelerated_and_restored(tmp_path, how):
     path = changed(tmp_path, how)
     script = tmp_path / "script.py"

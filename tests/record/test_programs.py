@@ -315,7 +315,7 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[Any, ...]]] = {
 ATTENTION = ("gat", "gatv2", "transformer")
 
 
-@pytest.mark.one_of(3)
+@pytest.mark.one_of(4)
 @pytest.mark.parametrize("name", LAYERS)
 def test_new_graphs_features_and_modes(name: str, like_stock: Any) -> None:
     make, more = LAYERS[name]
@@ -1219,6 +1219,7 @@ TABLE: dict[str, tuple[Callable[[], nn.Module], list[Step], str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("name", TABLE)
 def test_a_change_is_seen(name: str, like_stock: Any) -> None:
     make, steps, ways = TABLE[name]

@@ -185,7 +185,7 @@ def assert_same(found: list[Any], expected: list[Any]) -> None:
                                        msg=lambda m, n=number: f"call {n}: {m}")  # fmt: skip
 
 
-@pytest.mark.one_of(27)
+@pytest.mark.one_of(40)
 @pytest.mark.usefixtures("always")
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("name", READS)

@@ -302,7 +302,7 @@ class Branches(MessagePassing):
         return x_j
 
 
-@pytest.mark.one_of(2)
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("place", ["forward", "message"])
 @pytest.mark.parametrize("name", ABOVE_100)
 def test_code_that_does_anything_with_a_size(name: str, place: str) -> None:

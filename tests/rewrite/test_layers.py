@@ -257,7 +257,7 @@ def test_attention(layer, options):
     check(layer((6, 5), 4, **options, **residual), (features(), features(30, 5)), graph(30))
 
 
-@pytest.mark.one_of(7)
+@pytest.mark.one_of(11)
 @pytest.mark.parametrize("layer", [nn.GATConv, nn.GATv2Conv])
 @pytest.mark.parametrize("fill", ["mean", "max", 0.5])
 @pytest.mark.parametrize("width", [None, 3])

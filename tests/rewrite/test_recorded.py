@@ -133,7 +133,7 @@ def outcome(module, x, edge_index, weight):
     return [out, *torch.autograd.grad(out.square().sum(), leaves, allow_unused=True)]
 
 
-@pytest.mark.one_of(3)
+@pytest.mark.one_of(5)
 @pytest.mark.parametrize("make", LAYERS)
 def test_every_tree_of_a_recorded_layer_gives_its_result(make):
     conv, args = make().double(), inputs()

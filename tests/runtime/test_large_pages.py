@@ -45,8 +45,8 @@ print(json.dumps(large_pages.small_pages_reasons()))
 """
 
 
+@pytest.mark.full
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has transparent huge pages")
-@pytest.mark.one_of(2)
 @pytest.mark.parametrize("first", ["torch, pyg_accel", "pyg_accel"])
 def test_imported_first_large_tensors_lie_on_large_pages(first):
     assert ask(f"import {first}, torch_geometric{REASONS}") == []
