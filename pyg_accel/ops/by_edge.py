@@ -129,8 +129,8 @@ def plan_by_edge(
             return None
         needs = recorded and t.requires_grad
         facts.append((t.shape[1:], t.stride(), t.dtype, t.device, needs))
-    key: Any = (make, kind, edges.edge_index.dtype, edges.loops is None, graph.device, named.get(),
-                settings.changes, *variables_of_choices(), *facts)  # fmt: skip
+    key: Any = (make, kind, edges.edge_index.dtype, edges.target, edges.loops is None, graph.device,
+                named.get(), settings.changes, *variables_of_choices(), *facts)  # fmt: skip
     plan = _plans.get(key, _MISSING)
     if plan is _MISSING:
         plan = make(edges, kind, operands, tuple([fact[-1] for fact in facts]))
@@ -166,8 +166,8 @@ def degrees_of(graph: Graph, dtype: torch.dtype) -> Tensor:
     """Return the degrees of targets [num_rows, 1], float32 or float64; stored with the graph."""
     counts, edges = _counts_of(graph, dtype), None if graph.built else graph.edge_list()
     if counts is None and edges is not None and edges.sizes()[0] < MOST_COUNTED:
-        key = (graph.device, edges.edge_index.dtype, edges.loops is None, dtype, named.get(),
-               settings.changes)  # fmt: skip
+        key = (graph.device, edges.edge_index.dtype, edges.target, edges.loops is None, dtype,
+               named.get(), settings.changes)  # fmt: skip
         bound = _counting.get(key, _MISSING)
         if bound is _MISSING:
             bound = _counting[key] = bind_passes(edges, ((COUNT,),), [], dtype)

@@ -48,7 +48,7 @@ def node_scales(matrix: Graph, loops: bool, dtype: torch.dtype) -> Tensor:
 
     @for_autograd
     def make() -> Tensor:
-        scale = degrees_of(matrix, dtype).rsqrt().to(dtype)
+        scale = degrees_of(matrix, dtype).to(dtype).rsqrt()
         return scale if loops else scale.masked_fill_(scale == float("inf"), 0.0)
 
     return derived((matrix,), ("node scales", dtype), make)

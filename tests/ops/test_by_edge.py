@@ -234,6 +234,16 @@ def test_a_graph_of_one_node_comes_first(backend):
         assert_same([found], [right])
 
 
+@pytest.mark.parametrize("loops", [None, 3])
+def test_targets_in_the_first_row(loops, backend):
+    edges, x = torch.randint(6, (2, 20)), torch.randn(6, 3, dtype=torch.float64)
+    found = [ops.gspmm(Graph.of_edges(e, t, 6, 6, loops=loops), "u0", [x], reduce="mean")
+             for e, t in ((edges, 1), (edges.flip(0), 0), (edges, 0))]  # fmt: skip
+    assert_same(found[1:2], found[:1])
+    right = ops.gspmm(Graph.of_edges(edges, 0, 6, 6, loops=loops).build(), "u0", [x], reduce="mean")
+    assert_same(found[2:], [right])
+
+
 def test_operands_without_elements(backend):
     case = small(CASES["directed"])
     operands = [torch.ones(case.num_sources, 1, 5), torch.ones(case.num_sources, 0, 5)]
