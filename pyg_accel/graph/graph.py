@@ -225,7 +225,8 @@ class Graph:
         """Return the graph of an edge list, whose CSR form takes a counting sort.
 
         On a CPU it is built at once. On a GPU it is built when something asks for it, and until
-        then the edge list must not be changed in place.
+        then the edge list must not be changed in place; ``torch.compile(fullgraph=True)`` asks for
+        :meth:`build` before.
 
         Args:
             edge_index: [2, E] int32 or int64 of source (row 0) and target ids (row 1), in any

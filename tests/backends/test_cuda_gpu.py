@@ -238,7 +238,7 @@ def test_warm_calls_wait_for_nothing_and_can_be_captured_on_any_stream():
 
 def test_calls_within_torch_compile():
     case = CASES["directed"]
-    graph = graph_of(case)
+    graph = graph_of(case).build()
     x = torch.randn(case.num_sources, 40, device="cuda")
     run = torch.compile(lambda x: ops.spmm(graph, x.relu()) * 2, fullgraph=True)
     assert torch.equal(run(x), ops.spmm(graph, x.relu()) * 2)
