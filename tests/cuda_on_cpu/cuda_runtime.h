@@ -1,4 +1,4 @@
-// As much of CUDA as the kernels of MaxK and of neighbour sampling use, for a processor: the 32 lanes
+// As much of CUDA as the kernels of MaxK, of neighbour sampling and of nearest points use, for a processor: the 32 lanes
 // of a warp are fibers that take turns and wait for one another wherever lanes exchange values. Warps
 // run one after another.
 #pragma once

@@ -1,6 +1,7 @@
 """``knn``, ``radius``, ``nearest`` and ``fps``: every kernel against a truth in float64."""
 
 import math
+import shutil
 from collections.abc import Callable
 from importlib.util import find_spec
 
@@ -37,18 +38,26 @@ def tree(x, y, ptr_x, ptr_y, most, r, skip):
     return library_of(x.device).nearest_points(x, y, ptr_x, ptr_y, most, within, skip)[0]
 
 
-def triton(*args):
-    on = [t.to(DEVICE) if isinstance(t, Tensor) else t for t in args]
-    return kernels.nearest_points(*on).cpu()
+@pytest.fixture
+def cuda(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Tensor]:
+    """The CUDA kernel, which a processor runs where there is no GPU."""
+    if not GPU:
+        if shutil.which("g++") is None:
+            pytest.skip("there is no g++")
+        emulated = request.getfixturevalue("cuda_on_cpu")
+        monkeypatch.setattr(search, "cuda_library", lambda: emulated)
+    return lambda *args: kernels.nearest_points(
+        *(t.to(DEVICE) if isinstance(t, Tensor) else t for t in args)
+    ).cpu()
 
 
 native = pytest.mark.skipif(bool(cpu_unavailable_reasons()), reason="there is no native library")
-compiled = pytest.mark.skipif(find_spec("triton") is None, reason="there is no Triton")
-SEARCHES = [
-    pytest.param(blocks.nearest_points, id="blocks"),
-    pytest.param(tree, id="tree", marks=native),
-    pytest.param(triton, id="triton", marks=compiled),
-]
+
+
+@pytest.fixture(params=["blocks", pytest.param("tree", marks=native), "cuda"])
+def search_points(request: pytest.FixtureRequest) -> Callable[..., Tensor]:
+    named = {"blocks": blocks.nearest_points, "tree": tree}
+    return named.get(request.param) or request.getfixturevalue("cuda")
 
 
 def case(
@@ -61,7 +70,6 @@ def case(
     return x, y, *ptr
 
 
-@pytest.mark.parametrize("search_points", SEARCHES)
 @pytest.mark.parametrize(
     ("most", "r", "skip"),
     [(1, math.inf, False), (4, math.inf, True), (70, math.inf, False), (6, 2.0, True)],
@@ -70,22 +78,21 @@ def case(
 def test_neighbours_come_by_distance_and_index(
     search_points: Callable[..., Tensor], most: int, r: float, skip: bool, dims: int
 ):
-    args = case([17, 0, 3, 1], [9, 2, 0, 1], dims)  # also empty examples, and k above their size
+    args = case([130, 0, 3, 1], [9, 2, 0, 1], dims)  # also empty examples, and k above their size
     found = search_points(*args, most, r, skip)
     assert [tuple(pair) for pair in found.t().tolist()] == truth(*args, most, r, skip=skip)
 
 
-@compiled
 @pytest.mark.parametrize(("most", "r"), [(5, math.inf), (5, 1.5)])
 @pytest.mark.parametrize("dims", [2, 3])
 def test_cells_of_a_grid_are_searched_until_no_point_is_nearer(
-    most: int, r: float, dims: int, monkeypatch
+    most: int, r: float, dims: int, cuda, monkeypatch
 ):
     monkeypatch.setattr(search, "_IN_CELLS", 1)
     monkeypatch.setattr(search, "_PER_CELL", 1)
     x, y, ptr_x, ptr_y = case([60, 1], [12, 3], dims)
     x[:5] += 20  # far from the others, over many empty cells
-    found = triton(x, y, ptr_x, ptr_y, most, r, False)
+    found = cuda(x, y, ptr_x, ptr_y, most, r, False)
     wanted = truth(x, y, ptr_x, ptr_y, most, r, skip=False)
     assert [tuple(pair) for pair in found.t().tolist()] == wanted
 

@@ -2,41 +2,32 @@
 
 import math
 from importlib.util import find_spec
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-__all__ = ["farthest_points", "fits", "nearest_points"]
+from pyg_accel.graph.csr import csr_of_edges
+from pyg_accel.runtime.native import cuda_library, cuda_unavailable_reasons
 
-_MOST = 256  # neighbours of a query that a program holds
+__all__ = ["farthest_points", "fits", "nearest_points", "samples"]
+
+_MOST, _MOST_DIMS = 256, 1024  # of the kernel: neighbours of a query, and dimensions
 _IN_CELLS = 2048  # points of an example, from which on cells pay
 _PER_CELL = 8
-_SORTED = 64  # neighbours that a program sorts
-_QUERIES = 32  # of a program: one a thread
 _ONE_TILE = 8192  # points of an example that a program holds
 _LARGEST = 2**31 - 2**16  # elements: kernels count in 32 bits
 
 
-def fits(like: Tensor, most: int) -> bool:
-    """Return whether there is a kernel for points of this shape, and so many neighbours."""
-    return find_spec("triton") is not None and most <= _MOST and like.numel() < _LARGEST
+def fits(x: Tensor, most: int) -> bool:
+    """Return whether the kernel can search these points for so many neighbours."""
+    small = most <= _MOST and x.size(-1) <= _MOST_DIMS and x.numel() < _LARGEST
+    return small and not cuda_unavailable_reasons()
 
 
-class _Blocks(NamedTuple):
-    """Which queries a program takes: of rows (or examples), at most a block."""
-
-    ptr: Tensor  # [rows + 1], the first block of each row
-    row: Tensor  # [number], the row of each; one too many for those without queries
-    number: int
-
-
-def _blocks(ptr: Tensor, queries: int) -> _Blocks:
-    most = queries // _QUERIES + min(ptr.numel() - 1, queries)
-    begins = torch.zeros_like(ptr)
-    torch.cumsum((ptr.diff() + (_QUERIES - 1)) // _QUERIES, 0, out=begins[1:])
-    row = torch.searchsorted(begins, torch.arange(most, device=ptr.device), right=True) - 1
-    return _Blocks(begins.int(), row.int(), most)
+def samples(src: Tensor) -> bool:
+    """Return whether there is a kernel that samples these points."""
+    return find_spec("triton") is not None and src.numel() < _LARGEST
 
 
 def nearest_points(
@@ -47,45 +38,24 @@ def nearest_points(
     In up to three dimensions and large examples, points are sorted into the cells of a grid, of
     which each query reads those around; else each reads all points of its example.
     """
-    from pyg_accel.pyg_lib.kernels import points
-
     if 0 in (x.size(0), y.size(0)):
         return torch.empty(2, 0, dtype=torch.int64, device=x.device)
     x, y = x.float(), y.float()
-    out = torch.empty(y.size(0), most, dtype=torch.int64, device=x.device)
-    square = torch.tensor(radius, dtype=torch.float32).square()
-    limit = float(square), int(square.view(torch.int32))  # keys begin with the bits
-    slots = max(16, 1 << (most - 1).bit_length())
-    tile: dict[str, Any] = {
-        "QUERIES": _QUERIES, "POINTS": 32 if slots <= 32 else 16, "SLOTS": slots,
-        "SORTS": slots <= _SORTED, "num_warps": max(slots // 64, 1),
-    }  # fmt: skip
-    grid = None
+    cells: tuple[object, ...] = ()
     if x.size(1) <= 3 and x.size(0) >= _IN_CELLS * (ptr_x.numel() - 1):
-        grid = _Grid.of(x, ptr_x, radius)
-    if grid is None:
-        blocks = _blocks(ptr_y, y.size(0))
-        points.scan_examples[(blocks.number,)](
-            x, y, ptr_x.int(), ptr_y.int(), blocks.ptr, blocks.row, out, ptr_y.numel() - 1,
-            x.size(1), most, *limit, skip_same, **tile,
-        )  # fmt: skip
-    else:
-        cells, x, x_ids = grid.sort(x, ptr_x)
-        asked, y, y_ids = grid.sort(y, ptr_y)
-        nx, ny, nz = grid.sizes
-        rows = (ptr_x.numel() - 1) * ny * nz
-        cell_ptr = torch.searchsorted(cells, torch.arange(rows * nx + 1, device=x.device))
-        row_ptr = torch.searchsorted(asked, torch.arange(rows + 1, device=x.device) * nx)
-        blocks = _blocks(row_ptr, y.size(0))
-        points.scan_cells[(blocks.number,)](
-            x, x_ids.int(), y, y_ids.int(), cell_ptr.int(), grid.origin, row_ptr.int(), blocks.ptr,
-            blocks.row, out, rows, nx, ny, nz, grid.size, grid.slack, most, *limit, skip_same,
-            **tile,
-        )  # fmt: skip
-    if slots > _SORTED:
-        out = out.sort(1).values
-    query, place = (out < limit[1] << 32).nonzero().unbind(1)
-    return torch.stack([query, out[query, place] & (2**31 - 1)])
+        grid = _Grid.of(_in_space(x), ptr_x, radius)
+        if grid is not None:
+            same = (x.data_ptr(), x.shape) == (y.data_ptr(), y.shape)
+            x, y = _in_space(x), _in_space(y)
+            ptr, points = grid.sort(x, ptr_x)
+            queries = points if same else grid.sort(y, ptr_y)[1]
+            x = x[points]
+            cells = ptr, points, queries, torch.tensor(grid.numbers), grid.sizes
+    limit = float(torch.tensor(radius, dtype=torch.float32).square())
+    out: Tensor = cuda_library().nearest_points(
+        x.t().contiguous(), y.contiguous(), ptr_x, ptr_y, most, limit, skip_same, *cells
+    )
+    return out
 
 
 class _Grid(NamedTuple):
@@ -94,22 +64,21 @@ class _Grid(NamedTuple):
     Attributes:
         origin: [3], the smallest coordinates.
         sizes: numbers of cells along x, y and z.
-        size: of a cell.
-        slack: by how much rounding may move a point out of its cell.
+        numbers: the smallest coordinates, the size of a cell, and by how much rounding may move a
+            point out of its cell.
     """
 
     origin: Tensor
-    sizes: tuple[int, int, int]
-    size: float
-    slack: float
+    sizes: list[int]
+    numbers: list[float]
 
     @classmethod
     def of(cls, x: Tensor, ptr: Tensor, radius: float) -> "_Grid | None":
         """Choose cells; None for points that are all at one place, or not finite."""
-        wide, examples = _in_space(x), ptr.numel() - 1
-        origin, end = wide.amin(0), wide.amax(0)
-        *extent, reach = torch.cat([end - origin, wide.abs().max().view(1)]).tolist()
-        if not math.isfinite(reach) or max(extent) == 0:
+        origin, examples = x.amin(0), ptr.numel() - 1
+        low, high = torch.stack([origin, x.amax(0)]).tolist()
+        extent = [b - a for a, b in zip(low, high, strict=True)]
+        if not all(map(math.isfinite, extent)) or max(extent) == 0:
             return None
         most = max(x.size(0) // _PER_CELL, 1)
 
@@ -126,29 +95,24 @@ class _Grid(NamedTuple):
             size = size / step if count(size / step) <= most else size
         if math.isfinite(radius):
             size = max(size, radius) if count(radius) <= 4 * x.size(0) else size
-        sizes = tuple(math.floor(e / size) + 1 for e in extent)
-        slack = 2.0**-20 * (reach + size)
-        return cls(origin, (sizes[0], sizes[1], sizes[2]), size, slack)
+        slack = 2.0**-20 * (max(map(abs, low + high)) + size)
+        return cls(origin, [math.floor(e / size) + 1 for e in extent], [*low, size, slack])
 
-    def sort(self, points: Tensor, ptr: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the cells of points, ascending, and the points [n, 3] and ids in that order."""
-        example, (nx, ny, nz) = _example_of(ptr, points.size(0)), self.sizes
-        wide = _in_space(points)
-        most = torch.tensor([nx - 1, ny - 1, nz - 1], device=points.device)
-        place = ((wide - self.origin) / self.size).nan_to_num().clamp(0, 2**20).long()
-        place = place.minimum(most)
-        cell = ((example * nz + place[:, 2]) * ny + place[:, 1]) * nx + place[:, 0]
-        cell, order = cell.sort(stable=True)
-        return cell, wide[order], order
+    def sort(self, points: Tensor, ptr: Tensor) -> tuple[Tensor, Tensor]:
+        """Return where the points of each cell begin, and the points in the order of cells."""
+        place = ((points - self.origin) / self.numbers[3]).nan_to_num_()
+        cell = torch.arange(points.size(0), device=points.device)
+        cell = torch.searchsorted(ptr, cell, right=True) - 1
+        for d in (2, 1, 0):
+            cell.mul_(self.sizes[d]).add_(place[:, d].clamp(0, self.sizes[d] - 1).long())
+        cells = math.prod(self.sizes) * (ptr.numel() - 1)
+        starts, _, order = csr_of_edges(cell, cell.new_zeros(1).expand_as(cell), cells, 1)
+        return starts, order
 
 
 def _in_space(points: Tensor) -> Tensor:
     """Return points of up to three dimensions in three."""
     return torch.nn.functional.pad(points, (0, 3 - points.size(1)))
-
-
-def _example_of(ptr: Tensor, size: int) -> Tensor:
-    return torch.searchsorted(ptr, torch.arange(size, device=ptr.device), right=True) - 1
 
 
 def farthest_points(src: Tensor, ptr: Tensor, ptr_out: Tensor, first: Tensor) -> Tensor:

@@ -102,7 +102,7 @@ def native(function: Callable[..., Tensor], *args: Any) -> Tensor:
 def sampler_of(src: Tensor) -> str:
     """Return what samples points: ``cpu``, ``triton``, or ``torch``."""
     if src.is_cuda:
-        return "triton" if src.dtype != torch.float64 and kernels.fits(src, 1) else "torch"
+        return "triton" if src.dtype != torch.float64 and kernels.samples(src) else "torch"
     return "torch" if library_of(src.device) is None else "cpu"
 
 

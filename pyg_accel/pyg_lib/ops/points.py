@@ -162,10 +162,10 @@ def pointers(name: str, ptr: Tensor | None, points: Tensor) -> Tensor:
 
 
 def kernel_of(x: Tensor, most: int) -> str:
-    """Return what searches among points: ``cpu``, ``triton``, or ``torch`` (blocks)."""
+    """Return what searches among points: ``cpu``, ``cuda``, or ``torch`` (blocks)."""
     if x.is_cuda:
         narrow = x.dtype in (torch.float16, torch.bfloat16, torch.float32)
-        return "triton" if narrow and kernels.fits(x, most) else "torch"
+        return "cuda" if narrow and kernels.fits(x, most) else "torch"
     few = x.dim() == 1 or x.size(1) <= _TREE_DIMS
     return "cpu" if few and library_of(x.device) is not None else "torch"
 
@@ -179,7 +179,7 @@ def _search(
         tree = library_of(x.device).nearest_points
         found: Tensor = tree(x, y, ptr_x, ptr_y, most, within, skip_same)[0]
         return found
-    search = kernels.nearest_points if kernel == "triton" else blocks.nearest_points
+    search = kernels.nearest_points if kernel == "cuda" else blocks.nearest_points
     return search(x, y, ptr_x, ptr_y, most, limit, skip_same)
 
 
