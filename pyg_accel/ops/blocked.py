@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 
 from pyg_accel.backends.dispatch import asked_for, prefer_backend
-from pyg_accel.graph import Graph
-from pyg_accel.ops.blocks import Block, whole_block
+from pyg_accel.ops.blocks import Block
 from pyg_accel.ops.operator import each_gradient, is_batch
 
-__all__ = ["Function", "at_once", "in_blocks"]
+__all__ = ["Function", "in_blocks"]
 
 # Of a block and the parts of all tensors that belong to it: results per target, or per edge.
 Function = Callable[[Block, list[Tensor]], list[Tensor]]
@@ -48,34 +47,6 @@ def in_blocks(
         outs: tuple[Tensor, ...] = _Blocked.apply(how, *tensors)  # type: ignore[no-untyped-call]
         return list(outs)
     return _forward(how, tensors)
-
-
-def at_once(
-    graph: Graph,
-    function: Function,
-    tensors: Sequence[Tensor],
-    sides: Sequence[str],
-    *,
-    of_edges: bool = False,
-) -> list[Tensor]:
-    """Run a function on all edges; autograd keeps what it makes, as it does in any layer.
-
-    Args:
-        graph: the graph.
-        function: as of :func:`in_blocks`, and so are the others.
-        tensors: what it reads.
-        sides: of every tensor.
-        of_edges: results have a row for each edge.
-    """
-    block = whole_block(graph)
-    if graph.perm is None:
-        return function(block, list(tensors))
-    parts = [_part(block, side, t) if side == "e" else t
-             for side, t in zip(sides, tensors, strict=True)]  # fmt: skip
-    made = function(block, parts)
-    if not of_edges:
-        return made
-    return [torch.empty_like(t).index_copy(0, block.edges, t) for t in made]
 
 
 _How = tuple[tuple[Block, ...], Function, tuple[str, ...], int, bool]

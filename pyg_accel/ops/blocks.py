@@ -23,7 +23,6 @@ from pyg_accel.machine import is_capturing
 
 __all__ = [
     "Block", "blocks_of", "edges_of_a_block", "fits_whole", "free_bytes", "padded_degrees",
-    "whole_block",
 ]  # fmt: skip
 
 _FEWEST = 1 << 10  # edges of a block
@@ -47,6 +46,11 @@ class Block(NamedTuple):
     sources: Tensor
     edges: Tensor
     degree: int
+
+    @property
+    def num_rows(self) -> int:
+        """Number of targets."""
+        return self.graph.num_rows
 
 
 def edges_of_a_block(bytes_per_edge: int, device: torch.device) -> int:
@@ -134,18 +138,6 @@ def blocks_of(graph: Graph, most: int, *, by_degree: bool = False) -> list[Block
 @for_autograd
 def _cut(graph: Graph, most: int, *, by_degree: bool) -> list[Block]:
     return list(_by_degree(graph, most) if by_degree else _in_order(graph, most))
-
-
-def whole_block(graph: Graph) -> Block:
-    """Return a graph as one block, of all its source nodes."""
-    edges = torch.arange(graph.num_edges, device=graph.device)
-    return Block(
-        graph,
-        torch.arange(graph.num_rows, device=graph.device),
-        torch.arange(graph.num_cols, device=graph.device),
-        edges if graph.perm is None else graph.perm.long(),
-        0,
-    )
 
 
 def _in_order(graph: Graph, most: int) -> Iterator[Block]:

@@ -1,28 +1,30 @@
-"""Networks on messages: their functions are recorded, and run on blocks of target rows.
+"""Networks on messages: their functions are recorded, and run later.
 
 A message that no formula expresses, because a linear layer follows something of several operands,
 is a :class:`Network`: an operand of edges with the functions that compute it, as a node of a
-torch.fx graph. They must work row by row (:mod:`pyg_accel.patching.rules.rowwise`). A reduction
+torch.fx graph. They must work row by row (:mod:`pyg_accel.patching.rules.rowwise`). A GPU with room
+runs them on all edges at once: formulas by one kernel each, the others by torch. Else a reduction
 over the targets runs them on the edges of a block, reduces, and frees the results; see
 :mod:`pyg_accel.ops.blocked`.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx
 
 from pyg_accel import ops
 from pyg_accel.formula import Formula, Operand, operands_of
-from pyg_accel.ops.blocked import at_once, in_blocks
+from pyg_accel.graph import Graph
+from pyg_accel.ops.blocked import in_blocks
 from pyg_accel.ops.blocks import Block, blocks_of, edges_of_a_block, fits_whole, free_bytes
 from pyg_accel.ops.edge_product import edge_product, summed_products
 from pyg_accel.patching.lazy import LazyTensor, Tracer, first_operand, is_single_side
 from pyg_accel.patching.running import Unrecognised
 from pyg_accel.patching.sampling import in_force
 from pyg_accel.record.edge_tensors import DeferredOperand, materialize, plain_shape
-from pyg_accel.record.recorder import quiet, running_recorder
+from pyg_accel.record.recorder import perform, quiet, running_recorder
 from pyg_accel.runtime.hooks import has_hooks
 from pyg_accel.runtime.module_state import modules_in
 from pyg_accel.settings import settings
@@ -55,8 +57,7 @@ class Network(DeferredOperand):
     def ordinary(self) -> Tensor:
         """See :meth:`DeferredOperand.ordinary`."""
         operand = Operand("e", 0)
-        outs, _ = _run(self.call, operand, [self], (), self.call.num_targets(), of_edges=True)
-        return outs[0]
+        return _run(self.call, operand, [self], (), self.call.num_targets(), of_edges=True)[0]
 
     def differentiable(self) -> bool:
         """See :meth:`DeferredOperand.differentiable`."""
@@ -170,17 +171,28 @@ def _block(trace: Tracer) -> fx.Node:
     return block
 
 
-def _written_out(block: Block, formula: Formula, sides: Sequence[str], *operands: Tensor) -> Tensor:
+class _Whole(NamedTuple):
+    """All edges in place of a block, in the order of the edge list."""
+
+    graph: Graph
+    num_rows: int
+
+
+def _written_out(
+    block: Block | _Whole, formula: Formula, sides: Sequence[str], *operands: Tensor
+) -> Tensor:
     if isinstance(formula, Operand) and sides[0] == "e":
         return operands[0]
-    out: Tensor = ops.gspmm(block.graph, formula, _repeated(block, sides, operands), reduce="none")
+    made = _repeated(block, sides, operands)
+    out: Tensor = perform(ops.gspmm, block.graph, formula, made, reduce="none", edge_order=True)
     return out
 
 
-def _repeated(block: Block, sides: Sequence[str], operands: Sequence[Tensor]) -> list[Tensor]:
+def _repeated(
+    block: Block | _Whole, sides: Sequence[str], operands: Sequence[Tensor]
+) -> list[Tensor]:
     """Operands, with a row for every target where all targets share one."""
-    rows = block.graph.num_rows
-    return [t.expand(rows, *t.shape[1:]) if side == "w" else t
+    return [t.expand(block.num_rows, *t.shape[1:]) if side == "w" else t
             for t, side in zip(operands, sides, strict=True)]  # fmt: skip
 
 
@@ -199,8 +211,7 @@ def reduce_in_blocks(
         with torch._C.DisableTorchFunctionSubclass():
             _decline_narrow_ends(trace, lazy.shape, lazy.dtype)
     text = f"{'+'.join(reduces)}_j {'outer(u0,e1) @ weight' if product else 'network(edges)'}"
-    outs, whole = _run(trace, formula, operands, tuple(reduces), num_rows, sides=sides, text=text)
-    trace.formulas.append(text if whole else f"{text}, in blocks")
+    outs = _run(trace, formula, operands, tuple(reduces), num_rows, sides=sides, text=text)
     return [lazy.later.apply(out) for out in outs]
 
 
@@ -228,18 +239,14 @@ def _run(
     sides: Sequence[str] = ("e",),
     of_edges: bool = False,
     text: str = "",
-) -> tuple[list[Tensor], bool]:
-    """Return the results, and whether all edges were there at once."""
-    if running_recorder.recorder is not None:
-        running_recorder.recorder.stop("a network on the features of edges")
+) -> list[Tensor]:
+    """Return the results: of all edges at once, or block by block."""
     product = _product(formula, operands, reduces)
     widths = [plain_shape(t)[1:].numel() * t.itemsize for t in operands if isinstance(t, Network)]
     if product is not None:  # of the matrix of each edge
         weight = product.args[2].meta[_TENSOR]  # type: ignore[union-attr]
         widths.append(weight.size(0) * weight.itemsize)
     trace.network_bytes = max(trace.network_bytes, *widths)
-    if text:
-        trace.refuse_small(text)  # before kernels are compiled for it
     if product is not None:
         root = _summed_product(trace, product, reduces[0], plain_shape(operands[0]))
     elif of_edges:
@@ -248,8 +255,14 @@ def _run(
         root = _message(trace, _reduced, formula, operands, sides, reduces=reduces)
     tensors = _inputs(root)
     inputs, steps = [_block(trace), *tensors], [n for n in _needed(root) if n.op != "placeholder"]
+    size = _bytes(tensors, product, num_rows, trace.num_edges)
+    whole = product is None and fits_whole(size * trace.num_edges, trace.device)
+    if text:
+        text += "" if whole else ", in blocks"
+        trace.refuse_small(text)  # before kernels are compiled for it
+        trace.formulas.append(text)
 
-    def function(block: Block, parts: list[Tensor]) -> list[Tensor]:
+    def function(block: Block | _Whole, parts: list[Tensor]) -> list[Tensor]:
         values: dict[fx.Node, Any] = dict(zip(inputs, (block, *parts), strict=True))
         for node in steps:
             args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
@@ -259,15 +272,15 @@ def _run(
 
     with quiet():
         graph = trace.graph_of(num_rows)
-        size = _bytes(tensors, product, num_rows, trace.num_edges)
-        whole = product is None and fits_whole(size * trace.num_edges, trace.device)
         given, sides = ([node.meta[key] for node in tensors] for key in (_TENSOR, _SIDE))
         if whole:
-            return at_once(graph, function, given, sides, of_edges=of_edges), True
+            return function(_Whole(graph, num_rows), given)
+        if running_recorder.recorder is not None:
+            running_recorder.recorder.stop("a network on the features of edges, in blocks")
         most = edges_of_a_block(size, trace.device)
         blocks = blocks_of(graph, most, by_degree=product is not None)
         rows = trace.num_edges if of_edges else num_rows
-        return in_blocks(blocks, function, given, sides, rows, of_edges=of_edges), False
+        return in_blocks(blocks, function, given, sides, rows, of_edges=of_edges)
 
 
 def _product(
@@ -308,10 +321,12 @@ def _summed(
 
 
 def _reduced(
-    block: Block, formula: Formula, sides: Sequence[str], *operands: Tensor, reduces: Sequence[str]
+    block: Block | _Whole, formula: Formula, sides: Sequence[str], *operands: Tensor, reduces: Sequence[str]
 ) -> list[Tensor]:
     made = _repeated(block, sides, operands)
-    return list(ops.gspmm(block.graph, formula, made, reduce=list(reduces)))
+    return list(
+        perform(ops.gspmm, block.graph, formula, made, reduce=list(reduces), edge_order=True)
+    )
 
 
 def _needed(node: fx.Node) -> list[fx.Node]:

@@ -69,6 +69,8 @@ _REDUCES = {"sum": 2.0, "mean": 5.5, "max": 2.0, "min": 2.0}  # those of its red
 # an eighth of its bytes where a network makes a matrix of every edge.
 _FEW, _MATRIX = 0.25, 0.12
 _MESSAGES = 2  # the time of a device for the messages of PyG's path, over what is saved of it
+# What PyG runs and writes for a network on all edges: gathers, a concatenation and their gradients.
+_NETWORK, _OF_NETWORK = 5, 5.0
 # A compiler fuses the functions of a message: about this share of the bytes is saved beside it.
 _COMPILED = 0.2
 
@@ -122,7 +124,9 @@ def work_of(
         functions += count * int(relations[1]) if relations else count
         by_edge = not _PLAIN.match(text) and bool(re.search(r"\be\d", text))  # features are read
         tensors = max(tensors, 1.0 + ("(" in text and not by_edge) + ("softmax_j" in text))
-        blocks |= "network(" in text or "outer(" in text
+        blocks |= "in blocks" in text
+        if "network(" in text and "in blocks" not in text:
+            functions, tensors = functions + _NETWORK, _OF_NETWORK
         if "outer(" in text:
             tensors = _MATRIX
         elif "softmax_j" in text and re.search(r"\be\d", text):
