@@ -220,7 +220,9 @@ def native() -> dict[str, Any]:
     ]
     every = {*glob("csrc/cpu/*.cpp"), *glob("csrc/cpu/pyg_lib/*.cpp"), "csrc/library.cpp"}
     operators = sorted(path for path in every if "_" not in Path(path).name)
-    cuda = sorted(glob("csrc/cuda/*.cu") + glob("csrc/cuda/*.cpp"))
+    cuda = sorted(
+        glob("csrc/cuda/**/*.cu", recursive=True) + glob("csrc/cuda/**/*.cpp", recursive=True)
+    )
     libraries = {CPU: kernels + operators} | ({} if missing_cuda() else {CUDA: cuda})
     return {
         # They use nothing of Python but its stable ABI, so one wheel serves all versions.

@@ -375,7 +375,7 @@ def cuda_on_cpu() -> Any:
 
 def compile_for_cpu(built: Path) -> None:
     """Compile the kernels that need nothing of a GPU."""
-    names = ("cbsr_*.c*", "maxk.cu", "take.cu", "neighbors*.c*", "points.c*",
+    names = ("cbsr_*.c*", "maxk.cu", "take.cu", "neighbors*.c*", "pyg_lib/points.c*",
              "collate.c*")  # fmt: skip
     sources = [path for name in names for path in glob(f"{ROOT}/csrc/cuda/{name}")]
     sources = [path for path in sources if not path.endswith(".cuh")]

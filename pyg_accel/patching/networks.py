@@ -321,7 +321,11 @@ def _summed(
 
 
 def _reduced(
-    block: Block | _Whole, formula: Formula, sides: Sequence[str], *operands: Tensor, reduces: Sequence[str]
+    block: Block | _Whole,
+    formula: Formula,
+    sides: Sequence[str],
+    *operands: Tensor,
+    reduces: Sequence[str],
 ) -> list[Tensor]:
     made = _repeated(block, sides, operands)
     return list(

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from pyg_accel import pyg_lib
 from pyg_accel.pyg_lib import kernels
-from pyg_accel.pyg_lib.kernels import search
 from pyg_accel.pyg_lib.ops import blocks, cluster, points
 from pyg_accel.runtime.native import cpu_unavailable_reasons, library_of
 
@@ -45,7 +44,7 @@ def cuda(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Cal
         if shutil.which("g++") is None:
             pytest.skip("there is no g++")
         emulated = request.getfixturevalue("cuda_on_cpu")
-        monkeypatch.setattr(search, "cuda_library", lambda: emulated)
+        monkeypatch.setattr(kernels, "cuda_library", lambda: emulated)
     return lambda *args: kernels.nearest_points(
         *(t.to(DEVICE) if isinstance(t, Tensor) else t for t in args)
     ).cpu()
@@ -88,8 +87,8 @@ def test_neighbours_come_by_distance_and_index(
 def test_cells_of_a_grid_are_searched_until_no_point_is_nearer(
     most: int, r: float, dims: int, cuda, monkeypatch
 ):
-    monkeypatch.setattr(search, "_IN_CELLS", 1)
-    monkeypatch.setattr(search, "_PER_CELL", 1)
+    monkeypatch.setattr(kernels, "_IN_CELLS", 1)
+    monkeypatch.setattr(kernels, "_PER_CELL", 1)
     x, y, ptr_x, ptr_y = case([60, 1], [12, 3], dims)
     x[:5] += 20  # far from the others, over many empty cells
     found = cuda(x, y, ptr_x, ptr_y, most, r, False)
@@ -159,7 +158,7 @@ def test_what_does_not_fit_is_named(call: Callable[[Tensor], Tensor], message: s
 
 @pytest.mark.parametrize(("dims", "tile"), [(1, 64), (3, 64), (3, 8), (5, 64)])
 def test_every_kernel_samples_the_same_points(dims: int, tile: int, monkeypatch):
-    monkeypatch.setattr(search, "_ONE_TILE", tile)
+    monkeypatch.setattr(kernels, "_ONE_TILE", tile)
     src, _, ptr, _ = case([20, 0, 1, 7], [1, 1, 1, 1], dims)
     chosen = (ptr.diff() * 0.4).ceil().long()
     ends = torch.cat([chosen.new_zeros(1), chosen.cumsum(0)])

@@ -9,7 +9,7 @@ from torch import Tensor
 from pyg_accel.pyg_lib import kernels
 from pyg_accel.pyg_lib.ops.points import pointers, real
 from pyg_accel.runtime.checks import require
-from pyg_accel.runtime.native import library_of
+from pyg_accel.runtime.native import cpu_library, library_of
 
 __all__ = ["edge_sample", "fps", "graclus_cluster", "grid_cluster", "native", "sampler_of"]
 
@@ -147,29 +147,13 @@ def graclus_cluster(rowptr: Tensor, col: Tensor, weight: Tensor | None = None) -
 
     Raises:
         ValueError: for ids of nodes that do not exist.
+        ExtensionNotBuilt: without the CPU library.
     """
     size = rowptr.numel() - 1
     order = torch.randperm(size)
     graph = rowptr.cpu().long().contiguous(), col.cpu().long().contiguous()
     heavy = None if weight is None else weight.detach().cpu().double().contiguous()
-    library = library_of(order.device)
-    if library is not None:
-        found: Tensor = native(library.graclus, *graph, heavy, order)
-        return found.to(rowptr)
-    cluster = [-1] * size
-    begins, neighbors = (t.tolist() for t in graph)
-    heavier = None if heavy is None else heavy.tolist()
-    for u in order.tolist():
-        edges = [e for e in range(begins[u], begins[u + 1])
-                 if cluster[neighbors[e]] < 0 and neighbors[e] != u]  # fmt: skip
-        if cluster[u] >= 0:
-            continue
-        if heavier is not None:  # of several that are as heavy, the last
-            edges = sorted(edges, key=lambda e: (-heavier[e], -e))
-            edges = [e for e in edges if heavier[e] >= 0]
-        v = neighbors[edges[0]] if edges else u
-        cluster[u] = cluster[v] = min(u, v)
-    return torch.tensor(cluster, dtype=torch.int64).to(rowptr)
+    return native(cpu_library().graclus, *graph, heavy, order).to(rowptr)
 
 
 def edge_sample(start: Tensor, rowptr: Tensor, count: int = 0, factor: float = 1.0) -> Tensor:

@@ -15,10 +15,10 @@ constexpr int64_t kMostDims = 1024;  // of a point
 // Cells of one size in three dimensions, the same for every example. Points are in the order of
 // their cells: of an example, z, y and x. So the cells between two x are one range of points.
 struct Cells {
-  const int32_t* ptr = nullptr;    // [examples * nz * ny * nx + 1]; null to read whole examples
+  const int32_t* ptr = nullptr;    // [examples * z * y * x + 1]; null to read whole examples
   const int32_t* point = nullptr;  // [num_points], the id of each
   const int32_t* query = nullptr;  // [num_queries], an order in which neighbours are near
-  int nx = 0, ny = 0, nz = 0;
+  int sizes[3] = {};               // numbers of cells along x, y and z
   float origin[3] = {};
   float size = 0;
   float slack = 0;  // by how much rounding may move a point out of its cell

@@ -1,5 +1,5 @@
 // The operator of the CUDA library that finds the nearest points; see library.cpp.
-#include "cuda/points.h"
+#include "cuda/pyg_lib/points.h"
 
 #include "cuda/check.cuh"
 #include "cuda/tensors.h"
@@ -15,7 +15,7 @@ const void* checked(const Tensor& t, const char* name, ScalarType type, const Te
 }
 
 // Returns [2, E], queries and their points; `x` is [D, N], `y` is [M, D].
-// With cells: [origin of 3, size, slack] on the CPU, numbers along x, y and z, see Cells.
+// With cells, `grid` has numbers on the CPU: [origin of 3, size, slack, sizes of 3], see Cells.
 Tensor nearest_points(const Tensor& x,
                       const Tensor& y,
                       const Tensor& ptr_x,
@@ -26,8 +26,7 @@ Tensor nearest_points(const Tensor& x,
                       const std::optional<Tensor>& cell_ptr,
                       const std::optional<Tensor>& point,
                       const std::optional<Tensor>& query,
-                      const std::optional<Tensor>& grid,
-                      std::vector<int64_t> sizes) {
+                      const std::optional<Tensor>& grid) {
   PointArgs args{};
   args.x = static_cast<const float*>(checked(x, "x", ScalarType::Float, x));
   args.y = static_cast<const float*>(checked(y, "y", ScalarType::Float, x));
@@ -47,22 +46,22 @@ Tensor nearest_points(const Tensor& x,
   args.limit = static_cast<float>(limit);
   args.skip_same = skip_same;
   if (cell_ptr) {
-    STD_TORCH_CHECK(point && query && grid && grid->is_cpu() && grid->numel() == 5 &&
-                        grid->scalar_type() == ScalarType::Float && sizes.size() == 3 &&
-                        args.dims == 3,
+    STD_TORCH_CHECK(point && query && grid && grid->is_cpu() && grid->numel() == 8 &&
+                        grid->scalar_type() == ScalarType::Float && args.dims == 3,
                     "expected all parts of a grid in three dimensions");
-    const int64_t cells = args.examples * sizes[0] * sizes[1] * sizes[2];
-    args.cells.ptr = int32s(*cell_ptr, "cell_ptr", cells + 1, x);
-    args.cells.point = int32s(*point, "point", args.num_points, x);
-    args.cells.query = int32s(*query, "query", args.num_queries, x);
-    args.cells.nx = static_cast<int>(sizes[0]);
-    args.cells.ny = static_cast<int>(sizes[1]);
-    args.cells.nz = static_cast<int>(sizes[2]);
     const float* numbers = static_cast<const float*>(grid->const_data_ptr());
-    for (int d = 0; d < 3; ++d)
-      args.cells.origin[d] = numbers[d];
-    args.cells.size = numbers[3];
-    args.cells.slack = numbers[4];
+    Cells& cells = args.cells;
+    int64_t count = args.examples;
+    for (int d = 0; d < 3; ++d) {
+      cells.origin[d] = numbers[d];
+      cells.sizes[d] = static_cast<int>(numbers[5 + d]);
+      count *= cells.sizes[d];
+    }
+    cells.size = numbers[3];
+    cells.slack = numbers[4];
+    cells.ptr = int32s(*cell_ptr, "cell_ptr", count + 1, x);
+    cells.point = int32s(*point, "point", args.num_points, x);
+    cells.query = int32s(*query, "query", args.num_queries, x);
   }
   const auto guard = guard_of(x);
   const cudaStream_t stream = stream_of(x);
@@ -91,7 +90,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(pyg_accel_cuda, m) {
   m.def(
       "nearest_points(Tensor x, Tensor y, Tensor ptr_x, Tensor ptr_y, int most, float limit, "
       "bool skip_same, Tensor? cell_ptr=None, Tensor? point=None, Tensor? query=None, "
-      "Tensor? grid=None, int[] sizes=[]) -> Tensor");
+      "Tensor? grid=None) -> Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(pyg_accel_cuda, PYG_ACCEL_DEVICE, m) {

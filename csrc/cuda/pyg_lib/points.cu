@@ -1,6 +1,6 @@
 // The nearest points of each query. A warp has a query: its lanes compute the distances of 32
 // points and hold the nearest ones so far, sorted.
-#include "cuda/points.h"
+#include "cuda/pyg_lib/points.h"
 
 #include "cuda/check.cuh"
 #include "cuda/scan.cuh"
@@ -126,7 +126,6 @@ class Search {
   // Compare with the cells around, until no point of others is nearer.
   __device__ void scan_cells(int64_t example) {
     const Cells& cells = args_.cells;
-    const int sizes[3] = {cells.nx, cells.ny, cells.nz};
     float from[3];
     int cell[3];
 #pragma unroll
@@ -134,20 +133,21 @@ class Search {
       if (!isfinite(y_[d]))
         return;
       from[d] = y_[d] - cells.origin[d];
-      cell[d] = static_cast<int>(min(max(from[d] / cells.size, 0.0f), sizes[d] - 1.0f));
+      cell[d] = static_cast<int>(min(max(from[d] / cells.size, 0.0f), cells.sizes[d] - 1.0f));
     }
     for (int before = -1, around = 1;; before = around, around *= 2) {
       // The middle first, then 1, -1, 2, -2 ...: the nearest points leave least to insert.
       for (int i = 0; i < (2 * around + 1) * (2 * around + 1); ++i) {
         const int dz = alternate(i / (2 * around + 1)), dy = alternate(i % (2 * around + 1));
         const int z = cell[2] + dz, v = cell[1] + dy;
-        if (z < 0 || z >= cells.nz || v < 0 || v >= cells.ny)
+        if (z < 0 || z >= cells.sizes[2] || v < 0 || v >= cells.sizes[1])
           continue;
-        const int64_t row = ((example * cells.nz + z) * cells.ny + v) * cells.nx;
+        const int64_t row = ((example * cells.sizes[2] + z) * cells.sizes[1] + v) * cells.sizes[0];
         const bool seen = max(abs(dz), abs(dy)) <= before;  // the middle of the row
         for (int side = 0; side <= (seen ? 1 : 0); ++side) {
           const int left = max(cell[0] + (side == 0 ? -around : before + 1), 0);
-          const int right = min(cell[0] + (seen && side == 0 ? -before - 1 : around), cells.nx - 1);
+          const int right =
+              min(cell[0] + (seen && side == 0 ? -before - 1 : around), cells.sizes[0] - 1);
           if (left <= right)
             scan(cells.ptr[row + left], cells.ptr[row + right + 1]);
         }
@@ -158,7 +158,7 @@ class Search {
       for (int d = 0; d < 3; ++d) {
         if (cell[d] > around)
           far = min(far, from[d] - (cell[d] - around) * cells.size);
-        if (cell[d] + around + 1 < sizes[d])
+        if (cell[d] + around + 1 < cells.sizes[d])
           far = min(far, (cell[d] + around + 1) * cells.size - from[d]);
       }
       far = max(far - cells.slack, 0.0f);
