@@ -357,6 +357,7 @@ MADE: dict[str, Make] = {
     "epochs/rewrite_epochs": rewritten,
     "kernels/cpu_kernels": kernels,
     "kernels/cpu_points": columns("case", "threads", "ms", "peer_ms", "ratio"),
+    "kernels/gpu_points": columns("case", "by_hand_ms", "search_ms", "ms", "ratio"),
     "kernels/gpu_kernels": gpu_kernels,
     "kernels/node_order": columns("graph", "order", "reuse", "find_s", "spmm_fp32_64_ms",
                                   "spmm_fp32_256_ms", "spmm_bf16_256_ms"),
