@@ -11,7 +11,6 @@ __all__ = [
     "ARRAYS",
     "BOTH_ARRAYS",
     "CSR_ARRAYS",
-    "NO_GRADS",
     "ROW_ARRAYS",
     "Arrays",
     "csr_and_rest",
@@ -24,8 +23,6 @@ ARRAYS = f"{_CSR}, Tensor? rowptr_t, Tensor? col_t, Tensor? eid_t, {_SIZE}, bool
 BOTH_ARRAYS = f"{_CSR}, Tensor rowptr_t, Tensor col_t, Tensor? eid_t, {_SIZE}, bool sorted"
 CSR_ARRAYS = f"{_CSR}, {_SIZE}, bool sorted"
 ROW_ARRAYS = f"{_CSR}, {_SIZE}"
-
-NO_GRADS = (None,) * 8  # of Arrays
 
 
 class Arrays(NamedTuple):
@@ -41,8 +38,10 @@ class Arrays(NamedTuple):
     sorted: bool
 
     @classmethod
-    def of(cls, graph: Graph, *, edge_order: bool, transposed: bool) -> "Arrays":
+    def of(cls, graph: "Graph | Arrays", *, edge_order: bool, transposed: bool) -> "Arrays":
         """Return the arrays of a graph, with its transpose if that will be needed."""
+        if isinstance(graph, Arrays):
+            return graph
         turned = graph.transposed(edge_order=edge_order) if transposed else None
         return cls.join(graph.csr(edge_order=edge_order), turned)
 
@@ -58,17 +57,6 @@ class Arrays(NamedTuple):
     def split(cls, args: tuple[Any, ...]) -> tuple["Arrays", tuple[Any, ...]]:
         """Return the first arguments of an operator, and those after them."""
         return cls(*args[:8]), args[8:]
-
-    @classmethod
-    def saved(cls, ctx: Any) -> tuple["Arrays", tuple[Any, ...]]:
-        """Return the arrays and the tensors that :meth:`save` was given."""
-        saved = ctx.saved_tensors
-        return cls(*saved[:6], *ctx.of_graph), saved[6:]
-
-    def save(self, ctx: Any, *tensors: Tensor | None) -> None:
-        """Keep the arrays for a backward pass, and tensors with them."""
-        ctx.save_for_backward(*self[:6], *tensors)
-        ctx.of_graph = self[6:]
 
     @property
     def csr(self) -> CSR:

@@ -8,8 +8,7 @@ the operator, :func:`attention` runs its parts.
 import weakref
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
-from operator import methodcaller
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,21 +22,15 @@ from pyg_accel.formula import Formula, operands_of, parse
 from pyg_accel.graph import CSR, Graph, check_graph
 from pyg_accel.graph.column_reuse import kind_of
 from pyg_accel.ops.arrays import ARRAYS, Arrays, csr_and_rest
-from pyg_accel.ops.attention_backward import (
-    AttentionCall,
-    backward,
-    gradient_launch,
-    is_backward_fast,
-    setup_context,
-)
+from pyg_accel.ops.attention_backward import AttentionRule, is_backward_fast
 from pyg_accel.ops.attention_by_edge import attention_plan_of
 from pyg_accel.ops.attention_unfused import bind_unfused, extent, unfused
+from pyg_accel.ops.autograd import OperatorPlan
 from pyg_accel.ops.by_edge import plan_by_edge
 from pyg_accel.ops.gspmm import check_operands
 from pyg_accel.ops.layout import contiguous_rows
-from pyg_accel.ops.operator import call, define
-from pyg_accel.ops.plan import Gradient, OperatorPlan, Result, computing, folding, run
-from pyg_accel.ops.reduction import transposed_of
+from pyg_accel.ops.operator import Recorded, call, define
+from pyg_accel.ops.plan import computing, folding, run
 from pyg_accel.runtime.cache import Bounded
 from pyg_accel.runtime.checks import shown
 
@@ -105,7 +98,7 @@ def attention(
     return result
 
 
-_by_edge = partial(plan_by_edge, make=partial(attention_plan_of, attention=attention))
+_by_edge = partial(plan_by_edge, make=attention_plan_of)
 
 
 def _is_fused(
@@ -151,7 +144,7 @@ def _make_plan(
         plan = OperatorPlan(computing(launch, folds, (shape,)), names)
         if recorded:
             shapes = tuple(t.shape for t in operands)
-            rule = _Rule(score, value, edge_order, needs, sizes, shapes)
+            rule = AttentionRule(score, value, edge_order, needs, sizes, shapes)
             keeps = tuple(range(len(operands) + 2))
             plan.differentiate_by(rule, keeps, [sides[i] for i in sorted(sides)])
             plan.repeats = True
@@ -169,64 +162,6 @@ def _make_plan(
 @lru_cache(maxsize=4096)
 def _cached_is_fused(_situation: object, *facts: Any) -> bool:
     return _is_fused(*facts)
-
-
-class _Rule(NamedTuple):
-    """How calls are differentiated that are one operator.
-
-    Attributes:
-        score: formula of the scores.
-        value: of the values.
-        edge_order: edge operands are in the order of the edge list.
-        needs: which operands need gradients.
-        sizes: (heads, width) of each.
-        shapes: of each.
-    """
-
-    score: str
-    value: str
-    edge_order: bool
-    needs: tuple[bool, ...]
-    sizes: Shapes
-    shapes: tuple[torch.Size, ...]
-
-    def _csrs(self, graph: Graph) -> tuple[CSR, CSR]:
-        turned = transposed_of(graph, edge_order=self.edge_order)
-        return graph.csr(edge_order=self.edge_order), turned
-
-    def bind(self, graph: Graph, tensors: list[Tensor | None]) -> Gradient | None:
-        """Plan the pass for saved tensors and gradients like these."""
-        *given, total, grad = tensors
-        if grad is None or total is None:
-            return None
-        folds, ready = [], []
-        for place, (t, size) in enumerate(zip(given, (*self.sizes, grad.shape[1:]), strict=True)):
-            assert t is not None
-            fold, folded = folding(t, *size)
-            ready.append(folded)
-            if fold is not None:
-                folds.append((place, fold))
-        fold, folded = folding(grad, *grad.shape[1:])
-        if fold is not None:
-            folds.append((len(given) + 1, fold))
-        *operands, out = ready
-        call = AttentionCall(self.score, self.value, self.needs, operands, out, total)
-        order, launch = gradient_launch(*self._csrs(graph), call, folded)
-        results = tuple(Result(i, methodcaller("reshape", self.shapes[i])) for i in order)
-        return Gradient((), folds, [(launch, False, tuple(range(len(tensors))), results)], {})
-
-    def differentiate(
-        self, graph: Graph, saved: Sequence[Tensor], grads: Sequence[Tensor | None]
-    ) -> list[Tensor | None]:
-        """Compute the gradients by operators."""
-        *operands, out, total = saved
-        assert grads[0] is not None
-        pairs = zip(operands, self.sizes, strict=True)
-        folded = [contiguous_rows(t.reshape(t.size(0), *size)) for t, size in pairs]
-        given = AttentionCall(self.score, self.value, self.needs, folded, out, total)
-        found = given.gradients(Arrays.join(*self._csrs(graph)), contiguous_rows(grads[0]))
-        return [None if g is None else g.reshape(shape)
-                for g, shape in zip(found, self.shapes, strict=True)]  # fmt: skip
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
@@ -286,10 +221,16 @@ def _attention_fake(*args: Any) -> list[Tensor]:
     return [like.new_empty(rows, heads, width), like.new_empty(rows, heads, dtype=wide)]
 
 
+def _record(*args: Any) -> Recorded:
+    arrays, (operands, score, value) = Arrays.split(args)
+    needs, shapes = zip(*[(t.requires_grad, t.shape) for t in operands], strict=True)
+    rule = AttentionRule(score, value, True, needs, shapes_of(operands), shapes)
+    return Recorded(rule, tuple(range(len(operands) + 2)), arrays, 1)
+
+
 define(
     f"attention({ARRAYS}, Tensor[] operands, str score, str value) -> Tensor[]",
     _attention,
     _attention_fake,
-    backward,
-    setup_context,
+    _record,
 )

@@ -11,6 +11,7 @@ sums of formulas that read them.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from operator import methodcaller
 from typing import Any, NamedTuple
 
 import torch
@@ -36,17 +37,18 @@ from pyg_accel.formula import (
 )
 from pyg_accel.graph import CSR, Graph
 from pyg_accel.graph.column_reuse import kind_of
-from pyg_accel.ops.arrays import BOTH_ARRAYS, NO_GRADS, Arrays
-from pyg_accel.ops.attention_unfused import unfused
-from pyg_accel.ops.gspmm_backward import kinds_of, kinds_of_shapes
-from pyg_accel.ops.layout import contiguous_rows
+from pyg_accel.graph.csr import Edges
+from pyg_accel.ops.arrays import BOTH_ARRAYS, Arrays
+from pyg_accel.ops.attention_unfused import differentiated
+from pyg_accel.ops.autograd import NO_GRADIENT, Fold, Gradient, Result
+from pyg_accel.ops.gspmm_backward import kinds_of_shapes
 from pyg_accel.ops.operator import call, define
+from pyg_accel.ops.plan import folding, laying
+from pyg_accel.ops.reduction import transposed_of
 from pyg_accel.ops.steps import Step, fit, passes_of, renumber
 from pyg_accel.runtime.cache import Bounded
 
-__all__ = [
-    "AttentionCall", "backward", "gradient_launch", "is_backward_fast", "setup_context",
-]  # fmt: skip
+__all__ = ["AttentionRule", "gradient_launch", "is_backward_fast", "operand_gradients"]
 
 
 @dataclass(frozen=True)
@@ -92,29 +94,55 @@ def _plan(score: str, value: str, needs: tuple[bool, ...], shapes: Shapes) -> _G
     sizes[n] = (heads, shape_of(values, sizes)[1])
     sizes[n + 1] = sizes[n + 2] = (heads, 1)
     grad, weight, of_score = Operand("v", n), Operand("e", n + 1), Operand("e", n + 2)
-    sources, others, weights = [], [], False
+    wanted = operand_gradients(scores, values, needs, sizes, grad, weight, of_score)
     sides = {o.index: o.side for o in (*operands_of(scores), *operands_of(values))}
-    for index, side in sides.items():
+    sources, others, weights = [], [], False
+    for index, formula in wanted.items():
+        if sides[index] == "u":
+            sources.append((index, str(swap_sides(formula))))
+            continue
+        used = tuple(dict.fromkeys(o.index for o in operands_of(formula)))
+        weights = weights or n + 1 in used
+        plain = map_operands(formula, partial(renumber, used))
+        others.append(Step(index, sides[index], plain, used))
+    turned = (str(swap_sides(scores)), str(swap_sides(values)))
+    return _GradientPlan(tuple(sources), tuple(others), weights, turned)
+
+
+def operand_gradients(
+    score: Formula,
+    value: Formula,
+    needs: tuple[bool, ...],
+    sizes: dict[int, tuple[int, int]],
+    grad: Formula,
+    weight: Formula,
+    of_score: Formula,
+) -> dict[int, Formula]:
+    """Return what each edge adds to the gradients of operands.
+
+    Args:
+        score: of the edge.
+        value: of the edge.
+        needs: which operands need gradients.
+        sizes: (heads, width) of the operands, as far as formulas care.
+        grad: gradient of the result.
+        weight: of the edge, the softmax of its score.
+        of_score: gradient of the score.
+    """
+    wanted: dict[int, Formula] = {}
+    for index in dict.fromkeys(o.index for o in (*operands_of(score), *operands_of(value))):
         if not needs[index]:
             continue
         parts = [
-            gradient(values, index, Binary("mul", grad, weight), sizes),
-            gradient(scores, index, of_score, sizes),
+            gradient(value, index, Binary("mul", grad, weight), sizes),
+            gradient(score, index, of_score, sizes),
         ]
         found: list[Formula] = [part for part in parts if part is not None]
-        if not found:
-            continue
         if sizes[index][1] == 1:  # each by itself: what has one column is not to be added up again
             found = [Sum(part) if shape_of(part, sizes)[1] != 1 else part for part in found]
-        wanted = found[0] if len(found) == 1 else Binary("add", *found)
-        if side == "u":
-            sources.append((index, str(swap_sides(wanted))))
-            continue
-        used = tuple(dict.fromkeys(o.index for o in operands_of(wanted)))
-        weights = weights or n + 1 in used
-        others.append(Step(index, side, map_operands(wanted, partial(renumber, used)), used))
-    turned = (str(swap_sides(scores)), str(swap_sides(values)))
-    return _GradientPlan(tuple(sources), tuple(others), weights, turned)
+        if found:
+            wanted[index] = found[0] if len(found) == 1 else Binary("add", *found)
+    return wanted
 
 
 def is_backward_fast(spec: OpSpec, needs: tuple[bool, ...]) -> bool:
@@ -123,69 +151,84 @@ def is_backward_fast(spec: OpSpec, needs: tuple[bool, ...]) -> bool:
     return is_fast(replace(spec, op="attention_backward", **plan.facts))
 
 
-def setup_context(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
-    """Keep the operands, the result and the logarithms of the sums."""
-    arrays, (operands, *ctx.texts) = Arrays.split(inputs)
-    ctx.mark_non_differentiable(output[1])
-    ctx.needs = tuple(t.requires_grad for t in operands)
-    arrays.save(ctx, *operands, *output)
+class AttentionRule(NamedTuple):
+    """How calls are differentiated that are one operator.
 
-
-def backward(ctx: Any, grad_outputs: list[Tensor | None]) -> tuple[Any, ...]:
-    """Return the gradients of the operator's inputs: those of the operands, None for others."""
-    arrays, (*operands, out, total) = Arrays.saved(ctx)
-    (score, value), grad = ctx.texts, grad_outputs[0]
-    grads: list[Tensor | None] = [None] * len(operands)
-    if grad is not None:
-        given = AttentionCall(score, value, ctx.needs, operands, out, total)
-        grads = given.gradients(arrays, contiguous_rows(grad))
-    return *NO_GRADS, grads, None, None
-
-
-class AttentionCall(NamedTuple):
-    """A call that is differentiated: its formulas, which operands need it, and its results."""
+    Attributes:
+        score: formula of the scores.
+        value: of the values.
+        edge_order: edge operands are in the order of the edge list.
+        needs: which operands need gradients.
+        sizes: (heads, width) of each.
+        shapes: of each.
+    """
 
     score: str
     value: str
+    edge_order: bool
     needs: tuple[bool, ...]
-    operands: list[Tensor]
-    out: Tensor
-    total: Tensor
+    sizes: Shapes
+    shapes: tuple[torch.Size, ...]
 
-    def gradients(self, arrays: Arrays, grad: Tensor) -> list[Tensor | None]:
-        """Compute gradients by operators."""
-        if torch.is_grad_enabled():  # to be differentiated again
-            return self._unfused_gradients(arrays, grad)
+    def bind(self, graph: Graph | Arrays, tensors: list[Any]) -> Gradient | None:
+        """Plan the pass of kernels for saved tensors and gradients like these."""
+        if isinstance(graph, Arrays):
+            return None
+        turned = transposed_of(graph, edge_order=self.edge_order)
+        csr = graph.csr(edge_order=self.edge_order)
+        return self._gradient(folding, tensors, lambda ready: gradient_launch(
+            csr, turned, self.score, self.value, self.needs, ready))  # fmt: skip
+
+    def operators(self, graph: Graph | Arrays, edges: Edges | None, tensors: list[Any]) -> Gradient:
+        """Plan the pass of operators: of the parts, if it is differentiated again."""
+        return self._gradient(laying, tensors, lambda _: self._operator(graph))
+
+    def _operator(
+        self, graph: Graph | Arrays
+    ) -> tuple[tuple[int, ...], Callable[..., list[Tensor]]]:
+        score, value, edge_order, needs = self[:4]
+        if torch.is_grad_enabled():
+            if isinstance(graph, Arrays):
+                edge_order = graph.eid is not None
+                graph = Graph.trusted(*graph.csr[:4], sorted=graph.sorted)
+            return differentiated(graph, score, value, needs, edge_order=edge_order)
+        arrays = Arrays.of(graph, edge_order=edge_order, transposed=True)
         if arrays.rowptr_t is None:
             raise RuntimeError("the gradient of attention needs the transposed graph")
-        score, value, needs, operands, out, total = self
-        rest = (operands, grad, out, total, score, value, list(needs))
-        found = call("attention_backward", *arrays, *rest)
-        plan = _plan(score, value, needs, kinds_of(operands))
-        grads: list[Tensor | None] = [None] * len(operands)
-        for index, one in zip(plan.order, found, strict=True):
-            grads[index] = one
-        return grads
 
-    def _unfused_gradients(self, arrays: Arrays, grad: Tensor) -> list[Tensor | None]:
-        """Gradients through the parts of attention, which have derivatives of every order."""
-        graph = Graph.trusted(*arrays.csr[:4], sorted=arrays.sorted)
-        # Each a tensor of its own: one may be an operand twice, or be made from another.
-        operands = [t.view_as(t) for t in self.operands]
-        edge_order = arrays.eid is not None
-        out = unfused(graph, self.score, self.value, operands, edge_order=edge_order)
-        wanted = [t for t, needs in zip(operands, self.needs, strict=True) if needs]
-        found = torch.autograd.grad(out, wanted, grad, create_graph=True, allow_unused=True)
-        each = iter(found)
-        return [next(each) if needs else None for needs in self.needs]
+        def run(*tensors: Tensor) -> Any:
+            *operands, out, total, grad = tensors
+            rest = (operands, grad, out, total, score, value, list(needs))
+            return call("attention_backward", *arrays, *rest)
+
+        return _plan(score, value, needs, kinds_of_shapes(self.sizes)).order, run
+
+    def _gradient(
+        self,
+        lay: Callable[..., tuple[Fold, Tensor]],
+        tensors: list[Any],
+        launch_of: Callable[[list[Tensor]], tuple[tuple[int, ...], Callable[..., Any]]],
+    ) -> Gradient:
+        grad = tensors[-1]
+        if grad is None:
+            return NO_GRADIENT
+        folds, ready = [], [*tensors]
+        extent = tuple(grad.shape[1:])
+        for place, size in zip((*range(len(tensors) - 2), -1), (*self.sizes, extent, extent),
+                               strict=True):  # fmt: skip
+            fold, ready[place] = lay(tensors[place], *size)
+            if fold is not None:
+                folds.append((place, fold))
+        order, launch = launch_of(ready)
+        results = tuple(Result(i, methodcaller("reshape", self.shapes[i])) for i in order)
+        return Gradient((), folds, [(launch, False, tuple(range(len(tensors))), results)], {})
 
 
 def _attention_backward(*args: Any) -> list[Tensor]:
     arrays, (operands, grad, out, total, score, value, needs) = Arrays.split(args)
+    tensors = [*operands, out, total, grad]
     csrs = arrays.csr, arrays.transposed
-    call = AttentionCall(score, value, tuple(needs), operands, out, total)
-    _, run = gradient_launch(*csrs, call, grad)
-    found: list[Tensor] = run(*operands, out, total, grad)
+    found: list[Tensor] = gradient_launch(*csrs, score, value, tuple(needs), tensors)[1](*tensors)
     return found
 
 
@@ -210,19 +253,25 @@ _bound: Bounded[tuple[Any, ...], _Bound] = Bounded(4096)
 
 
 def gradient_launch(
-    csr: CSR, turned: CSR, call: AttentionCall, grad: Tensor
+    csr: CSR,
+    turned: CSR,
+    score: str,
+    value: str,
+    needs: tuple[bool, ...],
+    tensors: list[Tensor],
 ) -> tuple[tuple[int, ...], Callable[..., list[Tensor]]]:
     """Return the operands whose gradients are computed, and what computes them.
 
-    It takes the operands, the results and the gradient of the first, all like those of this call.
+    It takes the operands, both results and the gradient of the first, like ``tensors``.
     """
-    operands = call.operands
+    operands = tensors[:-3]
     kinds = kind_of(csr, counts=False), kind_of(turned), csr.eid is None, torch.is_grad_enabled()
-    facts = [(t.dtype, *t.shape[1:], t.stride(0)) for t in (*operands, call.out, grad)]
-    key = (call.score, call.value, call.needs, *kinds, dispatch_key(), *facts)
+    facts = [(t.dtype, *t.shape[1:], t.stride(0)) for t in tensors if t.dim() == 3]
+    key = (score, value, needs, *kinds, dispatch_key(), *facts)
     found = _bound.get(key)
     if found is None:
-        found = _bound[key] = _bind(csr, turned, call, grad)
+        plan = _plan(score, value, needs, kinds_of_shapes(shapes_of(operands)))
+        found = _bound[key] = _bind(csr, turned, plan, tensors)
     plan, backend = found.plan, found.backend
     launch = found.launch(turned)
     go, listed = launch.bound(), launch.listed
@@ -246,9 +295,8 @@ def gradient_launch(
     return plan.order, run
 
 
-def _bind(csr: CSR, turned: CSR, call: AttentionCall, grad: Tensor) -> _Bound:
-    operands = call.operands
-    plan = _plan(call.score, call.value, call.needs, kinds_of(operands))
+def _bind(csr: CSR, turned: CSR, plan: _GradientPlan, tensors: list[Tensor]) -> _Bound:
+    *operands, _, _, grad = tensors
     spec = OpSpec.on("attention_backward", turned, grad, grad.size(1), grad.size(2),
                      shapes=shapes_of(operands), **plan.facts)  # fmt: skip
     decision, (score, value) = decide(spec), map(parse, plan.turned)
@@ -261,7 +309,7 @@ def _bind(csr: CSR, turned: CSR, call: AttentionCall, grad: Tensor) -> _Bound:
 
     kernel = decision.kernel
     if kernel.bind is not None:
-        bound = kernel.bind(turned, given([*operands, call.out, call.total, grad]))
+        bound = kernel.bind(turned, given(tensors))
     else:
 
         def bound(turned: CSR) -> Launch:
@@ -278,7 +326,7 @@ def _bind(csr: CSR, turned: CSR, call: AttentionCall, grad: Tensor) -> _Bound:
 
 def _attention_backward_fake(*args: Any) -> list[Tensor]:
     _, (operands, _, _, _, score, value, needs) = Arrays.split(args)
-    plan = _plan(score, value, tuple(needs), kinds_of(operands))
+    plan = _plan(score, value, tuple(needs), kinds_of_shapes(shapes_of(operands)))
     return [torch.empty_like(operands[index]) for index in plan.order]
 
 

@@ -5,7 +5,7 @@ sum of values. Backward: the gradient of the weights, its sum over each target, 
 the values; then the gradients of what scores read.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,17 +20,18 @@ from pyg_accel.formula import (
     Operand,
     Sum,
     Unary,
-    gradient,
     operands_of,
     parse,
     shape_of,
 )
 from pyg_accel.graph import Graph
 from pyg_accel.graph.csr import Edges
-from pyg_accel.ops.attention_unfused import extent
+from pyg_accel.ops.attention_backward import operand_gradients
+from pyg_accel.ops.attention_unfused import differentiated, extent
+from pyg_accel.ops.autograd import Gradient, Result
 from pyg_accel.ops.by_edge import EdgePlan, Launch, bind_passes, computing, zeros_of
 from pyg_accel.ops.gspmm_backward import kinds_of_shapes
-from pyg_accel.ops.plan import Gradient, Result, folding
+from pyg_accel.ops.plan import folding
 from pyg_accel.ops.reduction_by_edge import without_narrow_sums
 
 __all__ = ["attention_plan_of"]
@@ -41,7 +42,6 @@ def attention_plan_of(
     kind: tuple[Any, ...],
     operands: Sequence[Tensor],
     needs: tuple[bool, ...],
-    attention: Callable[..., Tensor],
 ) -> EdgePlan | None:
     """Return the plan for calls like this one; None if they need the rows of a graph.
 
@@ -51,7 +51,6 @@ def attention_plan_of(
             list.
         operands: of both, by index.
         needs: which of them need gradients.
-        attention: runs a call on the rows of a graph.
     """
     score, value, edge_order = kind
     both = parse(score), parse(value)
@@ -73,7 +72,7 @@ def attention_plan_of(
     pairs = [folding(t, *size) for t, size in zip(operands, sizes, strict=True)]
     folds, folded = zip(*pairs, strict=True)
     rule = _Rule(score, value, needs, sizes, tuple(t.shape[1:] for t in operands), (heads, width),
-                 edge_order, attention)  # fmt: skip
+                 edge_order)  # fmt: skip
     n, known = len(operands), dict(enumerate(sizes))
     scores, values = (without_narrow_sums(formula, known) for formula in both)
     share = Unary("exp", Binary("sub", scores, Operand("v", n)))
@@ -116,7 +115,6 @@ class _Rule:
         trailings: shape of each without its rows.
         extent: (heads, width) of the result.
         edge_order: edge operands are in the order of the edge list.
-        attention: runs a call on the rows of a graph.
     """
 
     score: str
@@ -126,7 +124,6 @@ class _Rule:
     trailings: tuple[torch.Size, ...]
     extent: tuple[int, int]
     edge_order: bool
-    attention: Callable[..., Tensor]
 
     def bind(self, edges: Edges, tensors: list[Tensor | None]) -> Gradient | None:
         """Plan the passes for operands, sums and exponentials of scores, and a gradient."""
@@ -151,52 +148,36 @@ class _Rule:
         shapes = (*self.sizes, number, number, self.extent, number, number)
         kinds = dict(enumerate(kinds_of_shapes(shapes)))
         sides = {o.index: o.side for f in (score, value) for o in operands_of(f)}
-        first = [Output(inner, "e", number, wide=True, kept=False),
-                 Output(inner, "v", number, wide=True, kept=False)]  # fmt: skip
-        second: list[Output] = []
-        order: list[int] = []
-        later: list[int] = []
-        launches: list[Any] = []
-        for i, need in enumerate(self.needs):
-            if not need:
-                continue
-            by_value = gradient(value, i, Binary("mul", grad, weight), kinds)
-            by_score = gradient(score, i, of_score, kinds)
-            parts = [part for part in (by_value, by_score) if part is not None]
-            if not parts:
-                zeros = zeros_of(sides[i], self.trailings[i])
-                launches.append((zeros, True, (len(ready) - 1,), (Result(i, None),)))
-                continue
-            if len(parts) == 2 and self.sizes[i][1] == 1:  # of one width, or none is repeated
-                parts = [p if shape_of(p, kinds)[1] == 1 else Sum(p) for p in parts]
-            formula = parts[0] if len(parts) == 1 else Binary("add", parts[0], parts[1])
+        outputs = [Output(inner, "e", number, wide=True, kept=False),
+                   Output(inner, "v", number, wide=True, kept=False)]  # fmt: skip
+        later: list[Output] = []
+        order: list[list[int]] = [[], []]
+        gradients = operand_gradients(score, value, self.needs, kinds, grad, weight, of_score)
+        for i, formula in gradients.items():
+            late = any(o.index == of_weight.index for o in operands_of(formula))
+            if isinstance(formula, Sum) and self.sizes[i][1] == 1:  # which the output is anyway
+                formula = formula.arg
             output = Output(without_narrow_sums(formula, kinds), sides[i], self.sizes[i],
                             trailing=tuple(self.trailings[i]))  # fmt: skip
-            (first if by_score is None else second).append(output)
-            (order if by_score is None else later).append(i)
-        passes = (tuple(first), tuple(second)) if second else (tuple(first),)
+            (later if late else outputs).append(output)
+            order[late].append(i)
+        launches: list[Any] = [
+            (zeros_of(sides[i], self.trailings[i]), True, (len(ready) - 1,), (Result(i, None),))
+            for i, need in enumerate(self.needs) if need and i not in gradients
+        ]  # fmt: skip
+        passes = (tuple(outputs), tuple(later)) if later else (tuple(outputs),)
         read: list[Tensor | None] = [*ready]
         bound = bind_passes(edges, passes, read, ready[-1].dtype)
         if bound is None:
             return None
         reads = tuple(range(len(ready)))
-        results = tuple(Result(i, None) for i in (*order, *later))
+        results = tuple(Result(i, None) for i in (*order[0], *order[1]))
         return Gradient((), folds, [(bound[1], True, reads, results), *launches], {bound[0]: None})
 
-    def differentiate(
-        self, graph: Graph, saved: Sequence[Tensor], grads: Sequence[Tensor | None], edges: Edges
-    ) -> list[Tensor | None]:
-        """Run the call again on the rows of the graph, and differentiate that."""
-        recorded = torch.is_grad_enabled()
-        found: list[Tensor | None] = [None] * len(self.needs)
-        with torch.enable_grad():
-            operands = [t.view_as(t) if recorded else t.detach().requires_grad_(need)
-                        for t, need in zip(saved, self.needs, strict=False)]  # fmt: skip
-            out = self.attention(graph, self.score, self.value, operands,
-                                 edge_order=self.edge_order)  # fmt: skip
-            wanted = [i for i, need in enumerate(self.needs) if need]
-            parts = torch.autograd.grad(out, [operands[i] for i in wanted], grads[0],
-                                        create_graph=recorded, allow_unused=True)  # fmt: skip
-        for i, part in zip(wanted, parts, strict=True):
-            found[i] = torch.zeros_like(saved[i]) if part is None else part
-        return found
+    def operators(self, graph: Graph, edges: Edges | None, tensors: list[Any]) -> Gradient:
+        """Plan the pass of operators, by the parts of a call on the rows of the graph."""
+        order, run = differentiated(
+            graph, self.score, self.value, self.needs, edge_order=self.edge_order
+        )
+        used = (*range(len(self.needs)), len(tensors) - 1)
+        return Gradient((), (), [(run, False, used, tuple(Result(i, None) for i in order))], {})

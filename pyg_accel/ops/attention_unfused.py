@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from pyg_accel.backends.base import Launch
@@ -25,7 +26,7 @@ from pyg_accel.ops.messages import message_calls
 from pyg_accel.ops.softmax import edge_softmax, softmax_of
 from pyg_accel.ops.steps import renumber
 
-__all__ = ["bind_unfused", "extent", "unfused"]
+__all__ = ["bind_unfused", "differentiated", "extent", "unfused"]
 
 
 class _Part(NamedTuple):
@@ -68,6 +69,31 @@ def unfused(
             out = gspmm(graph, text, given, reduce=reduce, edge_order=edge_order)
         tensors.append(out if out.dim() == 3 else out.unsqueeze(-1))
     return tensors[-1].expand(-1, heads, width)
+
+
+def differentiated(
+    graph: Graph, score: str, value: str, needs: tuple[bool, ...], *, edge_order: bool
+) -> tuple[tuple[int, ...], Callable[..., list[Tensor]]]:
+    """Return the operands that need gradients, and what computes these by the parts of attention.
+
+    It takes the operands and, last, the gradient of the result. Gradients that are recorded have
+    derivatives of every order.
+    """
+    wanted = tuple([i for i, need in enumerate(needs) if need])
+
+    def run(*tensors: Tensor) -> list[Tensor]:
+        recorded = torch.is_grad_enabled()
+        with torch.enable_grad():
+            # Each a tensor of its own: one may be an operand twice, or be made from another.
+            operands = [t.view_as(t) if recorded else t.detach().requires_grad_(need)
+                        for t, need in zip(tensors, needs, strict=False)]  # fmt: skip
+            out = unfused(graph, score, value, operands, edge_order=edge_order)
+            parts = torch.autograd.grad(out, [operands[i] for i in wanted], tensors[-1],
+                                        create_graph=recorded, allow_unused=True)  # fmt: skip
+        return [torch.zeros_like(tensors[i]) if part is None else part
+                for i, part in zip(wanted, parts, strict=True)]  # fmt: skip
+
+    return wanted, run
 
 
 def bind_unfused(

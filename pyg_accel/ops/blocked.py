@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from pyg_accel.backends.dispatch import asked_for, prefer_backend
+from pyg_accel.ops.autograd import each_gradient, is_batch
 from pyg_accel.ops.blocks import Block
-from pyg_accel.ops.operator import each_gradient, is_batch
 
 __all__ = ["Function", "in_blocks"]
 

@@ -21,7 +21,7 @@ from pyg_accel.errors import BackendNotSupported
 from pyg_accel.formula import Const
 from pyg_accel.graph import Graph
 from pyg_accel.graph.csr import Edges, for_autograd
-from pyg_accel.ops.plan import Fold, OperatorPlan
+from pyg_accel.ops.autograd import Fold, OperatorPlan
 from pyg_accel.runtime.cache import Bounded
 from pyg_accel.settings import settings
 

@@ -133,7 +133,7 @@ define(
     "-> Tensor",
     _cbsr_spmm,
     _cbsr_spmm_fake,
-    gradients={
+    {
         "values": lambda grad, arrays, indices, weight, reduce: call(
             "sspmm", *arrays, _of_sum(grad, arrays, reduce), indices, weight
         ),
@@ -146,7 +146,7 @@ define(
     f"sspmm({ARRAYS}, Tensor x, Tensor indices, Tensor? weight) -> Tensor",
     _sspmm,
     lambda *args: args[-3].new_empty(args[-2].shape),
-    gradients={
+    {
         "x": lambda grad, arrays, x_columns, indices, weight: call(
             "cbsr_spmm", *arrays, grad.contiguous(), indices, x_columns, weight, "sum"
         ),
@@ -159,7 +159,7 @@ define(
     f"cbsr_dot({ARRAYS}, Tensor values, Tensor indices, Tensor x) -> Tensor",
     _cbsr_dot,
     lambda *args: args[-3].new_empty(args[1].size(0)),
-    gradients={
+    {
         "values": lambda grad, arrays, indices, x: call(
             "sspmm", *arrays, x, indices, grad.contiguous()
         ),

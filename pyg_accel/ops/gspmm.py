@@ -18,12 +18,11 @@ from pyg_accel.formula import Formula, has_sum, is_summed, operands_of, parse, s
 from pyg_accel.graph import Graph, check_graph
 from pyg_accel.ops.arrays import ARRAYS, Arrays, csr_and_rest
 from pyg_accel.ops.by_edge import plan_by_edge
-from pyg_accel.ops.gspmm_backward import backward, setup_context
 from pyg_accel.ops.launch import run_gspmm
 from pyg_accel.ops.layout import find_layout
-from pyg_accel.ops.operator import call, define
+from pyg_accel.ops.operator import Recorded, call, define
 from pyg_accel.ops.plan import run
-from pyg_accel.ops.reduction import REDUCES, plan_of
+from pyg_accel.ops.reduction import REDUCES, plan_of, reduction_on
 from pyg_accel.ops.reduction_by_edge import edge_plan_of
 
 __all__ = ["REDUCES", "check_operands", "gspmm"]
@@ -187,10 +186,16 @@ def _gspmm_fake(*args: Any) -> list[Tensor]:
     return outs
 
 
+def _record(*args: Any) -> Recorded:
+    arrays, (operands, text, reduces, _) = Arrays.split(args)
+    needs = tuple([t.requires_grad for t in operands])
+    rule = reduction_on(text, tuple(reduces), needs, shapes_of(operands))
+    return Recorded(rule, rule.keeps, arrays, len(reduces))
+
+
 define(
     f"gspmm({ARRAYS}, Tensor[] operands, str formula, str[] reduces, bool want_arg) -> Tensor[]",
     _gspmm,
     _gspmm_fake,
-    backward,
-    setup_context,
+    _record,
 )

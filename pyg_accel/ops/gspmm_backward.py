@@ -2,13 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache, partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from pyg_accel.backends.base import winners_are_columns
-from pyg_accel.backends.spec import Shapes, shapes_of
+from pyg_accel.backends.spec import Shapes
 from pyg_accel.formula import (
     Binary,
     Const,
@@ -30,35 +29,20 @@ from pyg_accel.formula import (
 from pyg_accel.graph import CSR
 from pyg_accel.graph.facts import facts_of, known_of
 from pyg_accel.machine import is_captured
-from pyg_accel.ops.arrays import NO_GRADS, Arrays
-from pyg_accel.ops.layout import contiguous_rows
+from pyg_accel.ops.arrays import Arrays
 from pyg_accel.ops.operator import call
-from pyg_accel.ops.steps import SCATTER, Pass, Step, fit, passes_of, renumber
+from pyg_accel.ops.steps import SCATTER, Pass, Step, passes_of, renumber
 
 __all__ = [
-    "backward",
-    "backward_passes",
-    "degrees",
-    "gradients",
-    "is_plain_mean",
-    "kinds_of",
-    "kinds_of_shapes",
-    "mean_pass",
-    "operand_gradients",
-    "plan_gradients",
-    "setup_context",
+    "backward_passes", "degrees", "kinds_of_shapes", "mean_pass", "operand_gradients",
+    "plan_gradients", "prod_coefficients",
 ]  # fmt: skip
 
 _ONE = Const(1.0)
 
 
-def kinds_of(operands: Sequence[Tensor]) -> Shapes:
-    """Sizes as far as formulas care: 1 or not."""
-    return kinds_of_shapes(shapes_of(operands))
-
-
 def kinds_of_shapes(shapes: Sequence[tuple[int, int]]) -> Shapes:
-    """Return :func:`kinds_of` operands of these (heads, width)."""
+    """Return (heads, width) as far as formulas care: 1 or not."""
     return tuple((1 if h == 1 else 2, 1 if f == 1 else 2) for h, f in shapes)
 
 
@@ -100,7 +84,7 @@ def operand_gradients(
             part = Binary("sel", g, second)
         elif reduce == "sqsum":
             part = Binary("mul", g, Binary("mul", Const(2.0), formula))
-        elif reduce == "prod":  # the product of the others: see _prod_coefficients
+        elif reduce == "prod":  # the product of the others: see prod_coefficients
             zero = Unary("iszero", formula)
             others = Binary("div", g, Unary("nonzero", formula))
             part = Binary("add", Binary("mul", others, Binary("sub", Const(1.0), zero)),
@@ -174,94 +158,6 @@ def _step(index: int, side: str, formula: Formula) -> Step:
     return Step(index, side, swap_sides(formula) if side == "u" else formula, used)
 
 
-def setup_context(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
-    """Keep what the backward pass will need."""
-    arrays, (operands, text, reduces, _) = Arrays.split(inputs)
-    args = iter(output[len(reduces) :])
-    kept_args = [next(args, None) if r in ("max", "min") else None for r in reduces]
-    ctx.mark_non_differentiable(*output[len(reduces) :])
-    ctx.needs = tuple(t.requires_grad for t in operands)
-    ctx.shapes = shapes_of(operands)
-    ctx.facts = (text, tuple(reduces))
-    # Only what the backward formulas use is kept: a plain sum keeps no features at all.
-    everything = plan_gradients(
-        text, tuple(reduces), ctx.needs, (True,) * len(reduces), kinds_of(operands)
-    )
-    used = {i for step in everything for i in step.used}
-    keep = [t if i in used or "prod" in reduces else None for i, t in enumerate(operands)]
-    ctx.num_operands = len(operands)
-    arrays.save(ctx, *keep, *kept_args)
-
-
-def backward(ctx: Any, grad_outputs: list[Tensor | None]) -> tuple[Any, ...]:
-    """Return the gradients of the operator's inputs: those of the operands, None for others."""
-    arrays, saved = Arrays.saved(ctx)
-    n = ctx.num_operands
-    text, reduces = ctx.facts
-    found = gradients(arrays, list(saved[:n]), list(saved[n:]), grad_outputs, text, reduces,
-                      ctx.needs, ctx.shapes)  # fmt: skip
-    return *NO_GRADS, found, None, None, None
-
-
-def gradients(
-    arrays: Arrays,
-    operands: Sequence[Any],
-    args: Sequence[Any],
-    grad_outputs: Sequence[Tensor | None],
-    text: str,
-    reduces: tuple[str, ...],
-    needs: tuple[bool, ...],
-    shapes: Shapes,
-) -> list[Tensor | None]:
-    """Return the gradients of operands; those of which gradients are recorded are differentiable.
-
-    Args:
-        arrays: of the graph, with its transpose if a source operand needs a gradient.
-        operands: [rows, H | 1, F | 1]; None where no gradient reads one.
-        args: winners of every reduction, None of those that are no maximum or minimum.
-        grad_outputs: of every reduction, [rows, H, F]; None where there is none.
-        text: the formula.
-        reduces: of its messages.
-        needs: which operands need gradients.
-        shapes: (heads, width) of every operand.
-    """
-    n, tensors = len(operands), dict(enumerate(operands))
-    like = next((g for g in grad_outputs if g is not None), None)
-    if like is None:
-        return [None] * n
-    turned = None if arrays.rowptr_t is None else arrays.transposed
-    for r, (g, reduce) in enumerate(zip(grad_outputs, reduces, strict=False)):
-        if g is None:
-            continue
-        if reduce == "mean" and not is_plain_mean(text, reduces, turned):
-            g = g / _degrees(arrays.rowptr, g.dtype)
-        elif reduce == "prod":
-            g, tensors[n + 2 * r + 1] = _prod_coefficients(g, arrays, list(operands), text)
-        elif reduce in ("max", "min"):
-            tensors[n + 2 * r + 1] = args[r]
-        tensors[n + 2 * r] = g
-
-    if is_plain_mean(text, reduces, turned):
-        assert turned is not None
-        tensors[n + 1], part = mean_pass(arrays.csr, turned, like.dtype)
-        passes = [part]
-    else:
-        passes = backward_passes(text, reduces, needs, tensors, shapes)
-    found: dict[int, Tensor] = {}
-    for part in passes:
-        outs = part.run(arrays, [contiguous_rows(tensors[i]) for i in part.used])
-        found |= zip(part.operands, outs, strict=True)
-        tensors |= {i: t for i, t in found.items() if i >= n}
-    rows = {"u": arrays.num_cols, "v": arrays.rowptr.numel() - 1, "e": arrays.col.numel()}
-    sides = {o.index: o.side for o in operands_of(parse(text))}
-    return [
-        None if not needs[i]
-        else fit(found[i], shapes[i]) if i in found
-        else like.new_zeros(rows[sides[i]], *shapes[i])  # e.g. of signs
-        for i in range(n)
-    ]  # fmt: skip
-
-
 def backward_passes(
     text: str,
     reduces: tuple[str, ...],
@@ -286,31 +182,34 @@ def backward_passes(
     return passes_of(steps, tensors)
 
 
-def is_plain_mean(text: str, reduces: tuple[str, ...], turned: CSR | None) -> bool:
-    """Whether the gradient of a mean, not differentiated again, is one pass of its own."""
-    plain = text == "u0" and reduces == ("mean",) and turned is not None
-    return plain and not torch.is_grad_enabled()
+def mean_pass(
+    text: str, reduces: tuple[str, ...], csr: CSR, turned: CSR | None, dtype: torch.dtype
+) -> tuple[Tensor | None, Pass | None]:
+    """Return operand 2 of the gradient of a plain mean, and its pass; operand 1 is the gradient.
 
-
-def mean_pass(csr: CSR, turned: CSR, dtype: torch.dtype) -> tuple[Tensor, Pass]:
-    """Return operand 2 of the gradient of a plain mean, and its pass; operand 1 is the gradient."""
+    None for others, and where it is differentiated again.
+    """
+    if text != "u0" or reduces != ("mean",) or turned is None or torch.is_grad_enabled():
+        return None, None
     share, formula = mean_share(csr.rowptr, turned._replace(eid=None), dtype)
     return share, Pass((0,), True, False, (formula,), ("sum",), (1, 2))
 
 
-def degrees(csr: CSR, dtype: torch.dtype) -> Tensor:
-    """Return what the gradient of a mean is divided by, [num_rows, 1, 1]; stored with the graph."""
-    known, key = known_of(csr), ("degrees", dtype)
+def degrees(csr: CSR, dtype: torch.dtype, *, stored: bool) -> Tensor:
+    """Return what the gradient of a mean is divided by, [num_rows, 1, 1].
+
+    Args:
+        csr: the graph.
+        dtype: of the gradient.
+        stored: keep it with the graph.
+    """
+    known, key = known_of(csr) if stored else {}, ("degrees", dtype)
     found: Tensor | None = known.get(key)
     if found is None:
-        found = _degrees(csr.rowptr, dtype)
+        found = csr.rowptr.diff().clamp(min=1).view(-1, 1, 1).to(dtype)
         if not is_captured(csr.col):
             known[key] = found
     return found
-
-
-def _degrees(rowptr: Tensor, dtype: torch.dtype) -> Tensor:
-    return rowptr.diff().clamp(min=1).view(-1, 1, 1).to(dtype)
 
 
 def mean_share(rowptr: Tensor, turned: CSR, dtype: torch.dtype) -> tuple[Tensor, str]:
@@ -348,11 +247,16 @@ def _share(rowptr: Tensor, dtype: torch.dtype) -> Tensor:
     return rowptr.diff().clamp_(min=1).to(wide).reciprocal_().to(dtype)
 
 
-def _prod_coefficients(
-    grad: Tensor, arrays: Arrays, operands: list[Tensor], text: str
-) -> tuple[Tensor, Tensor]:
-    """What a factor's gradient is multiplied by: rows without a zero, and with exactly one."""
+def prod_coefficients(arrays: Arrays, text: str, tensors: list[Tensor]) -> list[Tensor]:
+    """Return what a factor's gradient is multiplied by: rows without a zero, with exactly one.
+
+    Args:
+        arrays: of the graph.
+        text: the formula.
+        tensors: operands, and the gradient of the product behind them.
+    """
+    *operands, grad = tensors
     (product,) = call("gspmm", *arrays, operands, f"nonzero({text})", ["prod"], False)
     (zeros,) = call("gspmm", *arrays, operands, f"iszero({text})", ["sum"], False)
     scaled = grad * product
-    return scaled * (zeros == 0), scaled * (zeros == 1)
+    return [scaled * (zeros == 0), scaled * (zeros == 1)]

@@ -1,7 +1,5 @@
 """The MaxK nonlinearity: the k largest features of every node, as CBSR."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -66,16 +64,10 @@ def _fake(x: Tensor, k: int) -> list[Tensor]:
     return [x.new_empty(x.size(0), k), x.new_empty(x.size(0), k, dtype=dtype)]
 
 
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
-    ctx.save_for_backward(output[1])
-    ctx.width = inputs[0].size(1)
-
-
-def _differentiate(ctx: Any, grads: list[Tensor | None]) -> tuple[Any, ...]:
-    """The paper's gradient: the pattern of the forward pass."""
-    if grads[0] is None:
-        return None, None
-    return scattered(CBSR(grads[0], ctx.saved_tensors[0], ctx.width)), None
-
-
-define("maxk(Tensor x, int k) -> Tensor[]", _maxk, _fake, _differentiate, _setup_context)
+define(
+    "maxk(Tensor x, int k) -> Tensor[]",
+    _maxk,
+    _fake,
+    # The paper's gradient: the pattern of the forward pass.
+    {"x": lambda grad, output, x_columns: scattered(CBSR(grad, output, x_columns))},
+)

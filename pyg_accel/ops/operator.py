@@ -1,32 +1,61 @@
 """Operators: registered with torch.library under ``pyg_accel``, and a short way to call them.
 
 A registered operator is what torch.compile, tensor subclasses and modes see. Going
-through torch's dispatcher and its Python autograd takes several times as long as launching a
-kernel, so where none of those is active :func:`call` runs the same functions without it.
+through torch's dispatcher takes several times as long as launching a kernel, so where none of those
+is active :func:`call` runs the same function without it. Both record the node of :mod:`.autograd`.
 """
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from pyg_accel.backends.dispatch import asked_for, prefer_backend
-from pyg_accel.ops.derivative import Gradients, derivative_of
+from pyg_accel.backends.dispatch import asked_for
+from pyg_accel.graph.csr import Edges
+from pyg_accel.ops.autograd import (
+    NO_GRADIENT,
+    Gradient,
+    OperatorPlan,
+    Result,
+    Rule,
+    apply,
+    each_of,
+)
 
-__all__ = ["call", "define", "each_gradient", "is_batch"]
+__all__ = ["Recorded", "call", "define"]
 
 _library = torch.library.Library("pyg_accel", "FRAGMENT")
+
+
+class Recorded(NamedTuple):
+    """How a call of an operator is differentiated.
+
+    Attributes:
+        rule: states the gradient.
+        keeps: what the gradient reads, by places in the arguments and, behind them, the results. If
+            one argument is a list of tensors, it stands for all, and its items have the places.
+        graph: what the rule is told of the graph.
+        results: how many results have gradients; 0 if the operator returns a tensor.
+    """
+
+    rule: Rule
+    keeps: tuple[int, ...]
+    graph: Any = None
+    results: int = 0
+
+
+Gradients = Mapping[str, Callable[..., Tensor]]
 
 
 @dataclass(frozen=True)
 class _Operator:
     run: Callable[..., Any]
-    setup: Callable[..., None] | None
-    differentiate: Callable[..., tuple[Any, ...]] | None
+    record: Callable[..., Recorded] | None
 
 
 _operators: dict[str, _Operator] = {}
@@ -36,10 +65,7 @@ def define(
     schema: str,
     run: Callable[..., Any],
     fake: Callable[..., Any],
-    differentiate: Callable[..., tuple[Any, ...]] | None = None,
-    setup: Callable[..., None] | None = None,
-    *,
-    gradients: Gradients | None = None,
+    record: Callable[..., Recorded] | Gradients | None = None,
 ) -> None:
     """Register an operator.
 
@@ -50,116 +76,41 @@ def define(
         schema: name, arguments and results, as ``torch.library`` writes them.
         run: computes the results.
         fake: makes results of the same shapes without data.
-        differentiate: of the context and the gradients of the results, returns those of the
-            arguments; by other operators, so that it can be differentiated as well.
-        setup: of the context, arguments and results, keeps what ``differentiate`` needs.
-        gradients: in place of these two: see :mod:`.derivative`.
+        record: of the arguments, says how a call is differentiated; or the gradients by the names
+            of the arguments. Such a gradient is a function, by other operators, of the gradient of
+            the first result and of what else it reads, by the names of its parameters: arguments
+            of the operator, ``output`` for its last result, ``x_rows`` and ``x_columns`` for the
+            sizes of argument x, and ``arrays`` for the arrays of the graph. What no wanted gradient
+            reads is not kept.
     """
     name = schema.partition("(")[0]
-    if gradients is not None:
-        setup, differentiate = derivative_of(schema, gradients)
-    if differentiate is not None and setup is not None:
-        differentiate, setup = _where_it_was_asked_for(differentiate, setup)
     _library.define(schema)
     _library.impl(name, run, "CompositeExplicitAutograd")
     torch.library.register_fake(f"pyg_accel::{name}", fake, lib=_library)
-    if differentiate is not None:
-        torch.library.register_autograd(
-            f"pyg_accel::{name}", differentiate, setup_context=setup, lib=_library
-        )
     overload = getattr(torch.ops.pyg_accel, name).default
+    if isinstance(record, Mapping):
+        record = _declared(overload._schema, record)
+    if record is not None:
+        dispatched = partial(_dispatched, overload, record)
+        _library.impl(name, dispatched, "Autograd", with_keyset=True)
     torch.library.register_vmap(
         f"pyg_accel::{name}",
-        lambda info, dims, *args: _each_of(overload, info.batch_size, dims, args),
+        lambda info, dims, *args: each_of(overload, info.batch_size, dims, args),
         lib=_library,
     )
-    _operators[name] = _Operator(run, setup, differentiate)
+    _operators[name] = _Operator(run, record)
 
 
-def _where_it_was_asked_for(
-    differentiate: Callable[..., tuple[Any, ...]], setup: Callable[..., None]
-) -> tuple[Callable[..., tuple[Any, ...]], Callable[..., None]]:
-    """Differentiate on the backend that was named for the forward pass, where it can.
+def _dispatched(overload: Any, record: Callable[..., Recorded], keys: Any, *args: Any) -> Any:
+    """Run an operator below autograd, and record it if a gradient is needed."""
 
-    On a GPU backward passes run in threads of their own, which know nothing of ``use_backend``. And
-    a backend that was asked for by name need not have the formulas of all gradients.
-    """
+    def run(*args: Any) -> Any:
+        with torch._C._AutoDispatchBelowAutograd():
+            return overload.redispatch(keys & torch._C._after_autograd_keyset, *args)
 
-    def remember(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        setup(ctx, inputs, output)
-        ctx.asked_for = asked_for()
-
-    def run(ctx: Any, *grads: Any) -> tuple[Any, ...]:
-        if is_batch(grads[0]):
-            return each_gradient(lambda *one: run(ctx, *one), grads)
-        if ctx.asked_for == "auto":
-            return differentiate(ctx, *grads)
-        with prefer_backend(ctx.asked_for):
-            return differentiate(ctx, *grads)
-
-    return run, remember
-
-
-def _each_of(
-    function: Callable[..., Any], size: int, dims: Any, args: tuple[Any, ...]
-) -> tuple[Any, Any]:
-    """Call a function for each item of a batch: no kernel takes one.
-
-    Args:
-        function: of tensors, lists of them, and other things.
-        size: of the batch.
-        dims: which dimension of each argument counts the items; None for those without.
-        args: of all items.
-
-    Returns:
-        The stacked results, and the dimensions that count them.
-    """
-    flat, form = tree_flatten(args)
-    places = tree_flatten(dims)[0]
-    outs = []
-    for item in range(size):
-        given = [
-            value if place is None else value.select(place, item).contiguous()
-            for value, place in zip(flat, places, strict=True)
-        ]
-        outs.append(tree_flatten(function(*tree_unflatten(given, form))))
-    stacked = [None if column[0] is None else torch.stack(column) for column in
-               zip(*(values for values, _ in outs), strict=True)]  # fmt: skip
-    result = tree_unflatten(stacked, outs[0][1])
-    return result, tree_map(lambda value: None if value is None else 0, result)
-
-
-def is_batch(grads: Any) -> bool:
-    """Whether gradients are many at once, as for ``torch.autograd.grad(is_grads_batched=True)``.
-
-    Function transforms (``torch.func``) make batches of another kind, which the dispatcher knows.
-    """
-    if type(grads) is list:
-        return any(is_batch(grad) for grad in grads)
-    return grads is not None and torch._C._functorch.is_legacy_batchedtensor(grads)
-
-
-def each_gradient(
-    differentiate: Callable[..., tuple[Any, ...]], grads: tuple[Any, ...]
-) -> tuple[Any, ...]:
-    """Differentiate for each gradient of a batch."""
-    level = torch._C._vmapmode_increment_nesting() - 1
-    torch._C._vmapmode_decrement_nesting()
-    flat, form = tree_flatten(grads)
-    dims: list[int | None] = [None] * len(flat)
-    size = 0
-    while not size:  # batches of batches: the innermost that these are of
-        for place, grad in enumerate(flat):
-            if is_batch(grad):
-                whole = torch._remove_batch_dim(grad, level, 0, 0)  # [0, ...] of another level's
-                if whole.size(0):
-                    flat[place], dims[place], size = whole, 0, whole.size(0)
-        level -= not size
-    found, _ = _each_of(differentiate, size, tree_unflatten(dims, form), tree_unflatten(flat, form))
-    grads = tree_map(
-        lambda grad: None if grad is None else torch._add_batch_dim(grad, 0, level), found
-    )
-    return grads
+    if torch.is_grad_enabled() and torch._C._any_requires_grad(*args):
+        return _record(run, record, args)
+    return run(*args)
 
 
 def call(name: str, *args: Any) -> Any:
@@ -175,12 +126,9 @@ def call(name: str, *args: Any) -> Any:
             elif isinstance(item, Tensor):
                 return getattr(torch.ops.pyg_accel, name)(*args)
     operator = _operators[name]
-    if not needs or operator.differentiate is None or not torch.is_grad_enabled():
+    if not needs or operator.record is None or not torch.is_grad_enabled():
         return operator.run(*args)
-    sizes = tuple(len(a) if type(a) is list else -1 for a in args)
-    flat = [item for a in args for item in (a if type(a) is list else (a,))]
-    result = _Differentiable.apply(operator, sizes, *flat)  # type: ignore[no-untyped-call]
-    return list(result) if isinstance(result, tuple) else result
+    return _record(operator.run, operator.record, args)
 
 
 def _is_observed() -> bool:
@@ -191,31 +139,95 @@ def _is_observed() -> bool:
     )
 
 
-class _Differentiable(torch.autograd.Function):
-    """Any operator; lists among its arguments come one item after the other."""
+def _record(run: Callable[..., Any], record: Callable[..., Recorded], args: tuple[Any, ...]) -> Any:
+    """Run an operator as a node of autograd."""
+    rule, keeps, graph, results = record(*args)
+    at = next((i for i, a in enumerate(args) if type(a) is list and a
+               and isinstance(a[0], Tensor)), None)  # fmt: skip
+    operands = args if at is None else args[at]
+    rest = () if at is None else (*args[:at], *args[at + 1 :])
+    n, hidden = len(operands), list[Any]()
 
-    @staticmethod
-    def forward(ctx: Any, operator: _Operator, sizes: tuple[int, ...], *flat: Any) -> Any:
-        args = _grouped(sizes, flat)
-        result = operator.run(*args)
-        assert operator.setup is not None
-        operator.setup(ctx, args, result)
-        ctx.operator, ctx.sizes, ctx.is_list = operator, sizes, isinstance(result, list)
-        ctx.set_materialize_grads(not ctx.is_list)  # of lists, unused results have None
-        return tuple(result) if ctx.is_list else result
+    def compute(*flat: Any) -> Any:
+        given = flat if at is None else (*flat[n : n + at], [*flat[:n]], *flat[n + at :])
+        outs = run(*given)
+        hidden.extend(outs[results:] if results else ())
+        return outs
 
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
-        found = ctx.operator.differentiate(ctx, list(grads) if ctx.is_list else grads[0])
-        flat: list[Any] = [None, None]
-        for size, grad in zip(ctx.sizes, found, strict=True):
-            flat += [grad] if size < 0 else [None] * size if grad is None else grad
-        return tuple(flat)
+    keeps = tuple([place if place < n else place + len(rest) for place in keeps])
+    plan = OperatorPlan(compute, {}, results, rule, keeps, asked=asked_for())
+    outs = apply(plan, graph, None, *operands, *rest)
+    return [*outs, *hidden] if results else outs
 
 
-def _grouped(sizes: tuple[int, ...], flat: tuple[Any, ...]) -> tuple[Any, ...]:
-    args, at = [], 0
-    for size in sizes:
-        args.append(flat[at] if size < 0 else list(flat[at : at + size]))
-        at += abs(size)
-    return tuple(args)
+class _Declared(NamedTuple):
+    """Gradients by arguments.
+
+    Attributes:
+        gradients: the place of an argument, the function, and the names of its parameters.
+        saved: names of what is saved.
+        others: what else the functions read, by name.
+        arrays: names of the arrays of the graph.
+    """
+
+    gradients: list[tuple[int, Callable[..., Tensor], tuple[str, ...]]]
+    saved: list[str]
+    others: dict[str, Any]
+    arrays: list[str]
+
+    def bind(self, graph: Any, tensors: list[Any]) -> Gradient | None:
+        """Plan the pass, which is the same for every purpose."""
+        if tensors[-1] is None:
+            return NO_GRADIENT
+        saved = len(self.saved)
+        used = (saved, *range(saved))
+        launches = [(partial(self._evaluate, function, names), False, used, (Result(place, None),))
+                    for place, function, names in self.gradients]  # fmt: skip
+        return Gradient((), (), launches, {})
+
+    def operators(self, graph: Any, edges: Edges | None, tensors: list[Any]) -> Gradient:
+        """Plan the pass."""
+        gradient = self.bind(graph, tensors)
+        assert gradient is not None
+        return gradient
+
+    def _evaluate(
+        self, function: Callable[..., Tensor], names: tuple[str, ...], grad: Tensor, *saved: Tensor
+    ) -> Tensor:
+        known = self.others | dict(zip(self.saved, saved, strict=True))
+        return function(grad, *[[known[a] for a in self.arrays] if name == "arrays" else known[name]
+                                for name in names])  # fmt: skip
+
+
+_SIZES = {"rows": 0, "columns": 1}
+_ARRAYS = ("rowptr", "col", "eid", "rowptr_t", "col_t", "eid_t", "num_cols", "sorted")
+
+
+def _declared(schema: Any, gradients: Gradients) -> Callable[..., Recorded]:
+    """Return what says how calls are differentiated, by the gradients of the arguments."""
+    names = [argument.name for argument in schema.arguments]
+    read = {name: tuple(inspect.signature(g).parameters)[1:] for name, g in gradients.items()}
+    arrays = [name for name in names if name in _ARRAYS]
+    each = {name: [n for parameter in parameters
+                   for n in (arrays if parameter == "arrays" else [parameter])]
+            for name, parameters in read.items()}  # fmt: skip
+    places = {"output": -1} | {name: place for place, name in enumerate(names)}
+    results = int(isinstance(schema.returns[0].type, torch.ListType))
+
+    def record(*args: Any) -> Recorded:
+        given = dict(zip(names, args, strict=True))
+        wanted = [n for n in gradients if given[n] is not None and given[n].requires_grad]
+        saved, others = [], {}
+        for name in dict.fromkeys(name for n in wanted for name in each[n]):
+            if name == "output" or isinstance(given.get(name), Tensor):
+                saved.append(name)
+            elif name in given:
+                others[name] = given[name]
+            else:
+                argument, _, size = name.rpartition("_")
+                others[name] = given[argument].size(_SIZES[size])
+        own = [(places[n], gradients[n], read[n]) for n in wanted]
+        rule = _Declared(own, saved, others, arrays)
+        return Recorded(rule, tuple([places[name] for name in saved]), results=results)
+
+    return record

@@ -8,10 +8,8 @@ dtypes and flags of its operands, looks up its plan, and launches. Calls that so
 
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
 from operator import methodcaller
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,41 +18,22 @@ from torch.compiler import is_dynamo_compiling
 from torch.nn import Parameter
 
 from pyg_accel.backends.base import Launch
-from pyg_accel.backends.dispatch import (
-    asked_for,
-    named,
-    prefer_backend,
-    variables_of_choices,
-)
+from pyg_accel.backends.dispatch import asked_for, named, variables_of_choices
 from pyg_accel.backends.notes import chosen
 from pyg_accel.graph import Graph
 from pyg_accel.graph.csr import Edges
-from pyg_accel.graph.facts import Facts, facts_of
+from pyg_accel.graph.facts import facts_of
 from pyg_accel.machine import is_captured
+from pyg_accel.ops.autograd import Fold, OperatorPlan, apply_unchecked
 from pyg_accel.ops.layout import contiguous_rows
-from pyg_accel.ops.operator import each_gradient, is_batch
 from pyg_accel.settings import settings
 
-__all__ = [
-    "Fold",
-    "Gradient",
-    "OperatorPlan",
-    "Result",
-    "arguments",
-    "computing",
-    "folding",
-    "reshaping",
-    "run",
-]
+__all__ = ["arguments", "computing", "folding", "laying", "reshaping", "run"]
 
 _MOST = 256  # plans of a graph
 _STRIDED, _PLAIN = torch.strided, (Tensor, Parameter)
 _transforms = torch._C._functorch.peek_interpreter_stack
 _modes = torch._C._len_torch_dispatch_stack
-_batched = torch._C._functorch.is_legacy_batchedtensor
-
-Fold = Callable[[Tensor], Tensor] | None
-_Grads = tuple[Tensor | None, ...]
 
 
 class _Arguments(threading.local):
@@ -67,124 +46,6 @@ class _Arguments(threading.local):
 
 
 arguments = _Arguments()
-
-
-class Result(NamedTuple):
-    """What a launch computes: the gradient of an operand, and what brings it to its shape.
-
-    None in place of the operand: what later launches read, behind all other tensors.
-    """
-
-    operand: int | None
-    fit: Fold
-
-
-class Gradient(NamedTuple):
-    """A backward pass that is not differentiated again.
-
-    Attributes:
-        constants: what it reads of the graph; behind saved tensors and gradients of results.
-        folds: (place, change) of those that are not read as they are.
-        launches: functions, whether they take a list, the places of what they read, and the
-            gradients that they compute. Over an edge list, they take the list and its sizes first,
-            and degrees of targets are behind the gradients of results.
-        backends: that run it.
-    """
-
-    constants: tuple[Tensor, ...]
-    folds: Sequence[tuple[int, Callable[[Tensor], Tensor]]]
-    launches: Sequence[tuple[Callable[..., Any], bool, tuple[int, ...], tuple[Result, ...]]]
-    backends: dict[str, None]
-
-
-class Rule(Protocol):
-    """How calls of a kind are differentiated."""
-
-    def bind(self, graph: Any, tensors: list[Tensor | None]) -> Gradient | None:
-        """Plan the pass for saved tensors and gradients like these; None if it has no plan.
-
-        The graph is an edge list (:class:`~pyg_accel.graph.csr.Edges`) if it is not built.
-        """
-
-    @property
-    def differentiate(self) -> Callable[..., Sequence[Tensor | None]]:
-        """Compute gradients by operators, of the graph, saved tensors and gradients of results.
-
-        The edges are behind them if the call ran on an edge list.
-        """
-
-
-@dataclass(slots=True, eq=False)
-class OperatorPlan:
-    """How calls of a kind run on a graph.
-
-    Attributes:
-        compute: of the operands, returns a tensor or a sequence of them: see :func:`computing`; of
-            the graph, the edges and a list of operands for calls over an edge list.
-        backends: that run it.
-        results: how many a call returns, in a list; 0 if it returns a tensor. What is computed
-            behind them is only saved.
-        rule: how it is differentiated; None if no gradient is needed.
-        keeps: what the gradient reads, by places in operands and results.
-        saves: the operands among them that are features of nodes.
-        repeats: it reads the operands and the result, which is computed again if it was changed in
-            place meanwhile.
-        facts: of a graph on a GPU of which it is not known yet whether it stays.
-        asked: the backend that was asked for by name, or ``"auto"``.
-        gradients: backward passes, by strides of what they read.
-    """
-
-    compute: Callable[..., Any]
-    backends: dict[str, None]
-    results: int = 0
-    rule: Rule | None = None
-    keeps: tuple[int, ...] = ()
-    saves: tuple[int, ...] = ()
-    repeats: bool = False
-    facts: Facts | None = None
-    asked: str = "auto"
-    gradients: dict[Any, Gradient] = field(default_factory=dict)
-
-    def differentiate_by(self, rule: Rule, keeps: tuple[int, ...], sides: Sequence[str]) -> None:
-        """Set what differentiates calls, and what it reads; ``sides`` are those of the operands."""
-        self.rule, self.keeps = rule, keeps
-        self.saves = tuple([i for i, side in enumerate(sides) if i in keeps and side != "e"])
-
-    def backward(
-        self, graph: Graph, edges: Edges | None, saved: Sequence[Tensor], grads: _Grads
-    ) -> Sequence[Tensor | None]:
-        """Compute gradients that are differentiated again, observed, or many at once."""
-        if any(map(is_batch, grads)):
-            return each_gradient(lambda *one: tuple(self.backward(graph, edges, saved, one)), grads)
-        assert self.rule is not None
-        with self._as_asked():
-            if edges is None:
-                return self.rule.differentiate(graph, saved, grads)
-            return self.rule.differentiate(graph.build(edges.edge_index), saved, grads, edges)
-
-    def _as_asked(self) -> AbstractContextManager[None]:
-        """Prefer the backend that was named for the forward pass: other threads do not know it."""
-        return nullcontext() if self.asked == "auto" else prefer_backend(self.asked)
-
-    def bind(
-        self, graph: Graph, edges: Edges | None, key: Any, tensors: list[Tensor | None]
-    ) -> Gradient | None:
-        """Plan the backward pass for tensors like these; None if it goes through operators."""
-        if any(isinstance(part, Tensor) for part in key):
-            return None
-        assert self.rule is not None
-        with self._as_asked():
-            gradient = self.rule.bind(graph if edges is None else edges, tensors)
-        # What is made of a graph while one is captured is its own.
-        if gradient is not None and (edges is not None or not is_captured(graph.col)):
-            self.gradients[key] = gradient
-        return gradient
-
-    def count_use_and_check_reuse(self, graph: Graph) -> bool:
-        """Count a use; return whether more is known of the graph than when the plan was made."""
-        assert self.facts is not None
-        self.facts.uses += 1
-        return self.facts.stays and not is_captured(graph.col)
 
 
 def run(
@@ -246,7 +107,7 @@ def run(
     if names is not None:
         names.update(plan.backends)
     if plan.rule is not None:
-        outs = _apply(plan, graph, edges, *operands)
+        outs = apply_unchecked(plan, graph, edges, *operands)
     else:
         outs = plan.compute(*operands) if edges is None else plan.compute(graph, edges, operands)
     if plan.results:
@@ -291,6 +152,15 @@ def folding(operand: Tensor, heads: int, width: int) -> tuple[Fold, Tensor]:
     return (lambda t: (t if change is None else change(t)).contiguous()), whole
 
 
+def laying(t: Tensor, heads: int, width: int) -> tuple[Fold, Tensor]:
+    """Return what :func:`folding` returns, for tensors of any kind."""
+
+    def fold(t: Tensor) -> Tensor:
+        return contiguous_rows(t.reshape(t.size(0), heads, width))
+
+    return fold, fold(t.detach())
+
+
 def reshaping(trailing: Sequence[int], method: str = "reshape") -> Callable[[Tensor], Tensor]:
     """Return what brings rows to this shape, however many there are."""
     if 0 in trailing:  # what -1 stands for would not be known
@@ -327,75 +197,3 @@ def computing(
         return outs[0] if len(outs) == 1 else outs
 
     return compute
-
-
-class _Reduce(torch.autograd.Function):
-    """A call as a node of autograd."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, plan: OperatorPlan, graph: Graph, edges: Edges | None, *operands: Tensor
-    ) -> Any:
-        ctx.plan, ctx.graph, ctx.edges = plan, graph, None
-        if edges is None:
-            outs = plan.compute(*operands)
-        else:
-            outs = plan.compute(graph, edges, operands)
-            ctx.edges = edges[1:]
-            every = [*operands, *outs]
-            ctx.save_for_backward(edges.edge_index, *map(every.__getitem__, plan.keeps))
-        if plan.keeps and edges is None:
-            every = [*operands, outs] if type(outs) is Tensor else [*operands, *outs]
-            if plan.repeats:  # changes in place of the result are no changes of what is saved
-                ctx.result, ctx.version = outs[0].detach(), outs[0]._version
-                every[len(operands)] = outs[0].data
-            ctx.save_for_backward(*map(every.__getitem__, plan.keeps))
-        if plan.results:
-            ctx.set_materialize_grads(False)
-            return (outs,) if type(outs) is Tensor else tuple(outs[: plan.results])
-        return outs if type(outs) is Tensor else outs[0]
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
-        plan, graph, edges = ctx.plan, ctx.graph, None
-        tensors: list[Any] = [*ctx.saved_tensors, *grads] if plan.keeps or ctx.edges else [*grads]
-        if ctx.edges is not None:
-            edges = Edges(tensors.pop(0), *ctx.edges)
-        if plan.repeats and ctx.result._version != ctx.version:
-            place = len(ctx.needs_input_grad) - 3  # behind the operands
-            tensors[place] = plan.compute(*tensors[:place])[0]
-        gradient = None
-        if not (torch.is_grad_enabled() or _modes() or _transforms() is not None):
-            key: Any = [named.get()]
-            for t in tensors:  # subclasses and batched tensors are not keyed
-                key.append(t.stride() if type(t) in _PLAIN and not _batched(t) else t)
-            key = tuple(key)
-            gradient = plan.gradients.get(key) or plan.bind(graph, edges, key, tensors)
-        if gradient is None:
-            saved = tensors[: len(plan.keeps)]
-            return (None, None, None, *plan.backward(graph, edges, saved, grads))
-        tensors += gradient.constants if edges is None else (graph.counts,)
-        for place, fold in gradient.folds:
-            tensors[place] = fold(tensors[place])
-        found: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
-        for function, listed, used, results in gradient.launches:
-            read: Any = map(tensors.__getitem__, used)
-            if edges is not None:
-                outs = function(edges.edge_index, edges.sizes(), [*read])
-            else:
-                outs = function([*read]) if listed else function(*read)
-            outs = (outs,) if type(outs) is Tensor else outs
-            for (operand, fit), out in zip(results, outs, strict=True):
-                out = out if fit is None else fit(out)
-                if operand is None:
-                    tensors.append(out)
-                else:
-                    found[3 + operand] = out
-        names = chosen.get()
-        if names is not None:
-            names.update(gradient.backends)
-        return tuple(found)
-
-
-# Whether function transforms are active, which is what Function.apply asks, was asked before.
-_apply: Any = super(torch.autograd.Function, _Reduce).apply

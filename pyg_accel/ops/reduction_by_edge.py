@@ -1,7 +1,7 @@
 """Plans of :func:`.gspmm` on graphs that have no CSR form."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -24,9 +24,10 @@ from pyg_accel.formula import (
 )
 from pyg_accel.graph import Graph
 from pyg_accel.graph.csr import Edges
+from pyg_accel.ops.autograd import Gradient, Result
 from pyg_accel.ops.by_edge import COUNT, EdgePlan, bind_passes, computing, zeros_of
 from pyg_accel.ops.gspmm_backward import kinds_of_shapes, operand_gradients
-from pyg_accel.ops.plan import Gradient, Result, folding
+from pyg_accel.ops.plan import folding
 from pyg_accel.ops.reduction import EXTREMES, Reduction, rule_of
 
 __all__ = ["edge_plan_of", "without_narrow_sums"]
@@ -171,18 +172,12 @@ class _Rule:
         results = tuple(Result(i, None) for i in wanted)
         return Gradient((), folds, [(bound[1], True, reads, results), *launches], {bound[0]: None})
 
-    def differentiate(
-        self, graph: Graph, saved: Sequence[Tensor], grads: Sequence[Tensor | None], edges: Edges
-    ) -> list[Tensor | None]:
-        """Compute the gradients by operators, on the rows of the graph."""
-        rule = self.reduction
-        tensors = dict(zip(rule.indices, saved, strict=True))
-        n = len(rule.sides)
-        if winners_are_columns(parse(rule.text), rule.reduces) and n + 1 in tensors:
-            (source, _), winner = edges.ends(), tensors[n + 1]
+    def operators(self, graph: Graph, edges: Edges | None, tensors: list[Any]) -> Gradient:
+        """Plan the pass of operators, on the rows of the graph."""
+        rule, n = self.reduction, len(self.reduction.sides)
+        if edges and winners_are_columns(parse(rule.text), rule.reduces) and n + 1 in rule.indices:
+            place = rule.indices.index(n + 1)
+            (source, _), winner = edges.ends(), tensors[place]
             sources = source.index_select(0, winner.clamp(min=0).flatten()).view(winner.shape)
-            tensors[n + 1] = torch.where(winner < 0, -1, sources.to(graph.col.dtype))
-
-        turned = rule.turned(graph, edge_order=True)
-        kept = [tensors[i] for i in rule.indices]
-        return rule.by_operators(graph.csr(edge_order=True), turned, kept, grads)
+            tensors[place] = torch.where(winner < 0, -1, sources.to(graph.col.dtype))
+        return replace(rule, edge_order=True).operators(graph, None, tensors)

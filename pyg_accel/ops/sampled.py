@@ -205,5 +205,5 @@ define(
     "str strategy, str rescale) -> Tensor",
     _forward,
     _forward_fake,
-    gradients={"x": _no_gradient, "weight": _no_gradient},
+    {"x": _no_gradient, "weight": _no_gradient},
 )

@@ -63,7 +63,7 @@ define(
     "segment_matmul(Tensor x, Tensor ptr, Tensor weight) -> Tensor",
     _matmul,
     lambda x, ptr, weight: x.new_empty(x.size(0), weight.size(2)),
-    gradients={
+    {
         "x": lambda grad, ptr, weight: call("segment_matmul", grad, ptr, weight.mT),
         "weight": lambda grad, x, ptr: call("segment_outer", x, ptr, grad),
     },
@@ -72,7 +72,7 @@ define(
     "segment_outer(Tensor x, Tensor ptr, Tensor y) -> Tensor",
     _outer,
     lambda x, ptr, y: x.new_empty(ptr.size(0) - 1, x.size(1), y.size(1)),
-    gradients={
+    {
         "x": lambda grad, ptr, y: call("segment_matmul", y, ptr, grad.mT),
         "y": lambda grad, x, ptr: call("segment_matmul", x, ptr, grad),
     },

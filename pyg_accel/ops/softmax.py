@@ -1,6 +1,7 @@
 """Softmax over the edges of every target node."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from operator import methodcaller
 from typing import Any, NamedTuple
 
@@ -12,9 +13,11 @@ from pyg_accel.backends.base import Launch
 from pyg_accel.backends.dispatch import decide
 from pyg_accel.backends.notes import note_choice
 from pyg_accel.graph import CSR, Graph, check_graph
+from pyg_accel.graph.csr import Edges
 from pyg_accel.ops.arrays import ROW_ARRAYS, Arrays
-from pyg_accel.ops.operator import call, define
-from pyg_accel.ops.plan import Gradient, OperatorPlan, Result, computing, run
+from pyg_accel.ops.autograd import Gradient, OperatorPlan, Result
+from pyg_accel.ops.operator import Recorded, call, define
+from pyg_accel.ops.plan import computing, run
 
 __all__ = ["edge_softmax", "softmax_of"]
 
@@ -68,38 +71,48 @@ def _make_plan(
 
 
 class _Rule(NamedTuple):
-    """How it is differentiated: by the same kernel, of the result and its gradient."""
+    """How it is differentiated: by the same kernel, of the result and its gradient.
+
+    Attributes:
+        edge_order: scores are in the order of the edge list.
+        heads: of the scores.
+        place: of the scores among the operands.
+    """
 
     edge_order: bool
     heads: int
+    place: int = 0
 
     def fold(self, scores: Tensor) -> Tensor:
         """Return scores as [E, H]."""
         return scores.reshape(scores.size(0), self.heads).contiguous()
 
-    def launch(self, graph: Graph, scores: Tensor) -> tuple[dict[str, None], Launch]:
+    def csr(self, graph: Graph | CSR) -> CSR:
+        """Return the arrays of a graph."""
+        return graph if isinstance(graph, CSR) else graph.csr(edge_order=self.edge_order)
+
+    def launch(self, graph: Graph | CSR, scores: Tensor) -> tuple[dict[str, None], Launch]:
         """Return the backend, and the launch of its kernel without the last argument."""
-        csr = graph.csr(edge_order=self.edge_order)
+        csr = self.csr(graph)
         name, kernel = softmax_of(csr, self.fold(scores))
         return {name: None}, Launch(kernel, (csr,))
 
-    def bind(self, graph: Graph, tensors: list[Tensor | None]) -> Gradient | None:
-        """Plan the pass for a result and a gradient like these."""
-        assert tensors[0] is not None
+    def bind(self, graph: Graph | CSR, tensors: list[Tensor]) -> Gradient:
+        """Plan the pass of a kernel."""
         backends, launch = self.launch(graph, tensors[0])
-        folds = [(0, self.fold), (1, self.fold)]
-        results = (Result(0, methodcaller("reshape", tensors[0].shape)),)
-        return Gradient((), folds, [(launch.bound(), False, (0, 1), results)], backends)
+        return self._gradient(launch.bound(), tensors[0], backends)
 
-    def differentiate(
-        self, graph: Graph, saved: Sequence[Tensor], grads: Sequence[Tensor | None]
-    ) -> list[Tensor | None]:
-        """Compute the gradient by operators."""
-        (out,), (grad,) = saved, grads
-        assert grad is not None
-        arrays = graph.csr(edge_order=self.edge_order)[:4]
-        found = call("edge_softmax_backward", *arrays, self.fold(out), self.fold(grad))
-        return [found.view_as(out)]
+    def operators(self, graph: Graph | CSR, edges: Edges | None, tensors: list[Tensor]) -> Gradient:
+        """Plan the pass of an operator."""
+        function = partial(call, "edge_softmax_backward", *self.csr(graph)[:4])
+        return self._gradient(function, tensors[0], {})
+
+    def _gradient(
+        self, function: Callable[..., Any], like: Tensor, backends: dict[str, None]
+    ) -> Gradient:
+        folds = [(0, self.fold), (1, self.fold)]
+        results = (Result(self.place, methodcaller("reshape", like.shape)),)
+        return Gradient((), folds, [(function, False, (0, 1), results)], backends)
 
 
 def softmax_of(csr: CSR, scores: Tensor) -> tuple[str, Callable[..., Tensor]]:
@@ -127,18 +140,16 @@ define(
     f"edge_softmax({ROW_ARRAYS}, Tensor scores) -> Tensor",
     lambda rowptr, col, eid, n, scores: _run(CSR(rowptr, col, eid, n, False), scores, None),
     lambda rowptr, col, eid, n, scores: torch.empty_like(scores),
-    gradients={
-        "scores": lambda grad, arrays, output: call(
-            "edge_softmax_backward", *arrays, output, grad.contiguous()
-        )
-    },
+    lambda rowptr, col, eid, n, scores: Recorded(
+        _Rule(True, scores.size(1), 4), (5,), CSR(rowptr, col, eid, n, False)
+    ),
 )
 # The backward pass is ``out * (grad - total)``, ``total`` the row sum of ``out * grad``.
 define(
     f"edge_softmax_backward({ROW_ARRAYS}, Tensor out, Tensor grad) -> Tensor",
     lambda rowptr, col, eid, n, out, grad: _run(CSR(rowptr, col, eid, n, False), out, grad),
     lambda rowptr, col, eid, n, out, grad: torch.empty_like(out),
-    gradients={
+    {
         "out": lambda seed, arrays, out, grad: (
             seed * (grad - _row_sum(arrays, out * grad)) - grad * _row_sum(arrays, seed * out)
         ),

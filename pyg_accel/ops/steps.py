@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -111,6 +111,10 @@ class Pass(NamedTuple):
             arrays = arrays._replace(eid=None, eid_t=None)
         outs = call("gspmm", *arrays, given, self.formulas[0], list(self.reduces), False)
         return outs
+
+    def by_operators(self, arrays: Arrays) -> Callable[[CSR], Launch]:
+        """Return what :meth:`bind` returns, of operators."""
+        return lambda _: Launch(partial(self.run, arrays), listed=True)
 
     def bind(self, csr: CSR, given: list[Tensor]) -> tuple[str, Callable[[CSR], Launch]]:
         """Return the backend that computes them, and what launches it on graphs of a kind.

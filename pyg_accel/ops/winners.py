@@ -38,11 +38,11 @@ define(
     "scatter_arg(Tensor grad, Tensor arg, SymInt num_rows) -> Tensor",
     _scatter_arg,
     lambda grad, arg, num_rows: grad.new_empty(num_rows, grad.size(1)),
-    gradients={"grad": lambda seed, arg: call("gather_arg", seed, arg)},
+    {"grad": lambda seed, arg: call("gather_arg", seed, arg)},
 )
 define(
     "gather_arg(Tensor x, Tensor arg) -> Tensor",
     lambda x, arg: torch.where(arg < 0, 0, x.gather(0, arg.clamp(min=0).long())),
     lambda x, arg: x.new_empty(arg.shape),
-    gradients={"x": lambda grad, arg, x_rows: call("scatter_arg", grad.contiguous(), arg, x_rows)},
+    {"x": lambda grad, arg, x_rows: call("scatter_arg", grad.contiguous(), arg, x_rows)},
 )

@@ -175,7 +175,7 @@ def test_a_batch_of_calls_equals_a_loop(name):
 @pytest.mark.parametrize("road", ["direct", "dispatched"])
 @pytest.mark.parametrize(
     "name",  # sums over samples refuse a backward pass
-    [n for n, one in operator._operators.items() if one.setup and n != "sampled_sum"],
+    [n for n, one in operator._operators.items() if one.record and n != "sampled_sum"],
 )
 def test_a_batch_of_gradients_equals_a_loop(name, road):
     call = (

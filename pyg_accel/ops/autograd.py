@@ -1,0 +1,301 @@
+"""The one autograd function: a call of an operator as a node, and how its gradient is stated.
+
+The gradient of an operator is stated once, by a :class:`Rule`. It plans a :class:`Gradient`: the
+launches of a backward pass, which are those of kernels where nothing looks at the pass, and calls
+of operators where it is differentiated again or observed. Eager calls (:mod:`.plan`) and registered
+operators (:mod:`.operator`) make the same node.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+from pyg_accel.backends.dispatch import named, prefer_backend
+from pyg_accel.backends.notes import chosen
+from pyg_accel.graph import Graph
+from pyg_accel.graph.csr import Edges
+from pyg_accel.graph.facts import Facts
+from pyg_accel.machine import is_captured
+
+__all__ = [
+    "NO_GRADIENT", "Fold", "Gradient", "OperatorPlan", "Result", "Rule", "apply", "apply_unchecked",
+    "each_gradient", "each_of", "is_batch",
+]  # fmt: skip
+
+_PLAIN = (Tensor, Parameter)
+_transforms = torch._C._functorch.peek_interpreter_stack
+_modes = torch._C._len_torch_dispatch_stack
+_batched = torch._C._functorch.is_legacy_batchedtensor
+
+Fold = Callable[[Tensor], Tensor] | None
+
+
+class Result(NamedTuple):
+    """What a launch computes: the gradient of an operand, and what brings it to its shape.
+
+    None in place of the operand: what later launches read, behind all other tensors.
+    """
+
+    operand: int | None
+    fit: Fold
+
+
+class Gradient(NamedTuple):
+    """A backward pass.
+
+    Attributes:
+        constants: what it reads of the graph; behind saved tensors and gradients of results.
+        folds: (place, change) of those that are not read as they are.
+        launches: functions, whether they take a list, the places of what they read, and the
+            gradients that they compute. Over an edge list, they take the list and its sizes first,
+            and degrees of targets are behind the gradients of results.
+        backends: that run it.
+    """
+
+    constants: tuple[Tensor, ...]
+    folds: Sequence[tuple[int, Callable[[Tensor], Tensor]]]
+    launches: Sequence[tuple[Callable[..., Any], bool, tuple[int, ...], tuple[Result, ...]]]
+    backends: dict[str, None]
+
+
+NO_GRADIENT = Gradient((), (), (), {})  # results have none
+
+
+class Rule(Protocol):
+    """How calls of a kind are differentiated."""
+
+    def bind(self, graph: Any, tensors: list[Any]) -> Gradient | None:
+        """Plan a pass of kernels for saved tensors and gradients like these; None if there is none.
+
+        The graph is an edge list (:class:`~pyg_accel.graph.csr.Edges`) if it is not built.
+        """
+
+    def operators(self, graph: Any, edges: Edges | None, tensors: list[Any]) -> Gradient:
+        """Plan a pass of operators, which can be differentiated again.
+
+        Args:
+            graph: the graph, or its :class:`~.arrays.Arrays`.
+            edges: if the call ran on an edge list; the rule may change the saved tensors to what a
+                call on the graph saves.
+            tensors: saved ones, and gradients of results.
+        """
+
+
+@dataclass(slots=True, eq=False)
+class OperatorPlan:
+    """How calls of a kind run on a graph.
+
+    Attributes:
+        compute: of the operands, returns a tensor or a sequence of them: see :func:`computing`; of
+            the graph, the edges and a list of operands for calls over an edge list.
+        backends: that run it.
+        results: how many a call returns, in a list; 0 if it returns a tensor. What is computed
+            behind them is only saved.
+        rule: how it is differentiated; None if no gradient is needed.
+        keeps: what the gradient reads, by places in operands and results.
+        saves: the operands among them that are features of nodes.
+        repeats: it reads the operands and the result, which is computed again if it was changed in
+            place meanwhile.
+        facts: of a graph on a GPU of which it is not known yet whether it stays.
+        asked: the backend that was asked for by name, or ``"auto"``.
+        gradients: backward passes, by strides of what they read.
+    """
+
+    compute: Callable[..., Any]
+    backends: dict[str, None]
+    results: int = 0
+    rule: Rule | None = None
+    keeps: tuple[int, ...] = ()
+    saves: tuple[int, ...] = ()
+    repeats: bool = False
+    facts: Facts | None = None
+    asked: str = "auto"
+    gradients: dict[Any, Gradient] = field(default_factory=dict)
+
+    def differentiate_by(self, rule: Rule, keeps: tuple[int, ...], sides: Sequence[str]) -> None:
+        """Set what differentiates calls, and what it reads; ``sides`` are those of the operands."""
+        self.rule, self.keeps = rule, keeps
+        self.saves = tuple([i for i, side in enumerate(sides) if i in keeps and side != "e"])
+
+    def by_operators(self, graph: Any, edges: Edges | None, tensors: list[Any]) -> Gradient:
+        """Plan a backward pass that is differentiated again, or observed."""
+        assert self.rule is not None
+        with self._as_asked():
+            gradient = self.rule.operators(graph, edges, tensors)
+        if self.asked == "auto":
+            return gradient
+        launches = [(partial(self._run, launch[0]), *launch[1:]) for launch in gradient.launches]
+        return gradient._replace(launches=launches)
+
+    def _run(self, function: Callable[..., Any], *args: Any) -> Any:
+        with self._as_asked():
+            return function(*args)
+
+    def _as_asked(self) -> AbstractContextManager[None]:
+        """Prefer the backend that was named for the forward pass: other threads do not know it."""
+        return nullcontext() if self.asked == "auto" else prefer_backend(self.asked)
+
+    def bind(
+        self, graph: Any, edges: Edges | None, key: Any, tensors: list[Tensor | None]
+    ) -> Gradient | None:
+        """Plan the backward pass for tensors like these; None if it goes through operators."""
+        if any(isinstance(part, Tensor) for part in key):
+            return None
+        assert self.rule is not None
+        with self._as_asked():
+            gradient = self.rule.bind(graph if edges is None else edges, tensors)
+        # What is made of a graph while one is captured is its own.
+        if gradient is not None and not (edges is None and graph and is_captured(graph.col)):
+            self.gradients[key] = gradient
+        return gradient
+
+    def count_use_and_check_reuse(self, graph: Graph) -> bool:
+        """Count a use; return whether more is known of the graph than when the plan was made."""
+        assert self.facts is not None
+        self.facts.uses += 1
+        return self.facts.stays and not is_captured(graph.col)
+
+
+class _Operation(torch.autograd.Function):
+    """A call as a node of autograd."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, plan: OperatorPlan, graph: Any, edges: Edges | None, *operands: Any
+    ) -> Any:
+        ctx.plan, ctx.graph, ctx.edges = plan, graph, None
+        if edges is None:
+            outs = plan.compute(*operands)
+        else:
+            outs = plan.compute(graph, edges, operands)
+            ctx.edges = edges[1:]
+            every = [*operands, *outs]
+            ctx.save_for_backward(edges.edge_index, *map(every.__getitem__, plan.keeps))
+        if plan.keeps and edges is None:
+            every = [*operands, outs] if isinstance(outs, Tensor) else [*operands, *outs]
+            if plan.repeats:  # changes in place of the result are no changes of what is saved
+                ctx.result, ctx.version = outs[0].detach(), outs[0]._version
+                every[len(operands)] = outs[0].data
+            ctx.save_for_backward(*map(every.__getitem__, plan.keeps))
+        if plan.results:
+            ctx.set_materialize_grads(False)
+            return (outs,) if isinstance(outs, Tensor) else tuple(outs[: plan.results])
+        return outs if isinstance(outs, Tensor) else outs[0]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+        plan, graph, edges = ctx.plan, ctx.graph, None
+        tensors: list[Any] = [*ctx.saved_tensors, *grads] if plan.keeps or ctx.edges else [*grads]
+        if ctx.edges is not None:
+            edges = Edges(tensors.pop(0), *ctx.edges)
+        if plan.repeats and ctx.result._version != ctx.version:
+            place = len(ctx.needs_input_grad) - 3  # behind the operands
+            tensors[place] = plan.compute(*tensors[:place])[0]
+        gradient = None
+        if not (torch.is_grad_enabled() or _modes() or _transforms() is not None):
+            key: Any = [named.get()]
+            for t in tensors:  # subclasses and batched tensors are not keyed
+                key.append(t.stride() if type(t) in _PLAIN and not _batched(t) else t)
+            key = tuple(key)
+            gradient = plan.gradients.get(key) or plan.bind(graph, edges, key, tensors)
+        if gradient is None:
+            if any(map(is_batch, grads)):
+                return each_gradient(lambda *one: _Operation.backward(ctx, *one), grads)
+            if edges is not None:
+                graph = graph.build(edges.edge_index)
+            gradient, edges = plan.by_operators(graph, edges, tensors), None
+        tensors += gradient.constants if edges is None else (graph.counts,)
+        for place, fold in gradient.folds:
+            tensors[place] = fold(tensors[place])
+        found: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
+        for function, listed, used, results in gradient.launches:
+            read: Any = map(tensors.__getitem__, used)
+            if edges is not None:
+                outs = function(edges.edge_index, edges.sizes(), [*read])
+            else:
+                outs = function([*read]) if listed else function(*read)
+            outs = (outs,) if isinstance(outs, Tensor) else outs
+            for (operand, fit), out in zip(results, outs, strict=True):
+                out = out if fit is None else fit(out)
+                if operand is None:
+                    tensors.append(out)
+                else:
+                    found[3 + operand] = out
+        names = chosen.get()
+        if names is not None:
+            names.update(gradient.backends)
+        return tuple(found)
+
+
+apply: Any = _Operation.apply
+# Whether function transforms are active, which is what it asks, was asked before.
+apply_unchecked: Any = super(torch.autograd.Function, _Operation).apply
+
+
+def each_of(
+    function: Callable[..., Any], size: int, dims: Any, args: tuple[Any, ...]
+) -> tuple[Any, Any]:
+    """Call a function for each item of a batch: no kernel takes one.
+
+    Args:
+        function: of tensors, lists of them, and other things.
+        size: of the batch.
+        dims: which dimension of each argument counts the items; None for those without.
+        args: of all items.
+
+    Returns:
+        The stacked results, and the dimensions that count them.
+    """
+    flat, form = tree_flatten(args)
+    places = tree_flatten(dims)[0]
+    outs = []
+    for item in range(size):
+        given = [
+            value if place is None else value.select(place, item).contiguous()
+            for value, place in zip(flat, places, strict=True)
+        ]
+        outs.append(tree_flatten(function(*tree_unflatten(given, form))))
+    stacked = [None if column[0] is None else torch.stack(column) for column in
+               zip(*(values for values, _ in outs), strict=True)]  # fmt: skip
+    result = tree_unflatten(stacked, outs[0][1])
+    return result, tree_map(lambda value: None if value is None else 0, result)
+
+
+def is_batch(grads: Any) -> bool:
+    """Whether gradients are many at once, as for ``torch.autograd.grad(is_grads_batched=True)``.
+
+    Function transforms (``torch.func``) make batches of another kind, which the dispatcher knows.
+    """
+    if type(grads) is list:
+        return any(is_batch(grad) for grad in grads)
+    return grads is not None and torch._C._functorch.is_legacy_batchedtensor(grads)
+
+
+def each_gradient(
+    differentiate: Callable[..., tuple[Any, ...]], grads: tuple[Any, ...]
+) -> tuple[Any, ...]:
+    """Differentiate for each gradient of a batch."""
+    level = torch._C._vmapmode_increment_nesting() - 1
+    torch._C._vmapmode_decrement_nesting()
+    flat, form = tree_flatten(grads)
+    dims: list[int | None] = [None] * len(flat)
+    size = 0
+    while not size:  # batches of batches: the innermost that these are of
+        for place, grad in enumerate(flat):
+            if is_batch(grad):
+                whole = torch._remove_batch_dim(grad, level, 0, 0)  # [0, ...] of another level's
+                if whole.size(0):
+                    flat[place], dims[place], size = whole, 0, whole.size(0)
+        level -= not size
+    found, _ = each_of(differentiate, size, tree_unflatten(dims, form), tree_unflatten(flat, form))
+    grads = tree_map(
+        lambda grad: None if grad is None else torch._add_batch_dim(grad, 0, level), found
+    )
+    return grads
