@@ -9,18 +9,16 @@ from pyg_accel.graph import CSR, Graph
 
 __all__ = [
     "ARRAYS",
-    "BOTH_ARRAYS",
     "CSR_ARRAYS",
     "ROW_ARRAYS",
     "Arrays",
     "csr_and_rest",
 ]
 
-# How schemas write Arrays, those whose transpose must be there, a CSR, and what is left of it for
+# How schemas write Arrays, a CSR, and what is left of it for
 # operators that need not know whether columns ascend.
 _CSR, _SIZE = "Tensor rowptr, Tensor col, Tensor? eid", "SymInt num_cols"
 ARRAYS = f"{_CSR}, Tensor? rowptr_t, Tensor? col_t, Tensor? eid_t, {_SIZE}, bool sorted"
-BOTH_ARRAYS = f"{_CSR}, Tensor rowptr_t, Tensor col_t, Tensor? eid_t, {_SIZE}, bool sorted"
 CSR_ARRAYS = f"{_CSR}, {_SIZE}, bool sorted"
 ROW_ARRAYS = f"{_CSR}, {_SIZE}"
 

@@ -22,7 +22,7 @@ from pyg_accel.formula import Formula, operands_of, parse
 from pyg_accel.graph import CSR, Graph, check_graph
 from pyg_accel.graph.column_reuse import kind_of
 from pyg_accel.ops.arrays import ARRAYS, Arrays, csr_and_rest
-from pyg_accel.ops.attention_backward import AttentionRule, is_backward_fast
+from pyg_accel.ops.attention_backward import attention_rule, is_backward_fast
 from pyg_accel.ops.attention_by_edge import attention_plan_of
 from pyg_accel.ops.attention_unfused import bind_unfused, extent, unfused
 from pyg_accel.ops.autograd import OperatorPlan
@@ -143,10 +143,9 @@ def _make_plan(
         names, launch = _launch(csr, score, value, list(folded), fused=fused)
         plan = OperatorPlan(computing(launch, folds, (shape,)), names)
         if recorded:
-            shapes = tuple(t.shape for t in operands)
-            rule = AttentionRule(score, value, edge_order, needs, sizes, shapes)
-            keeps = tuple(range(len(operands) + 2))
-            plan.differentiate_by(rule, keeps, [sides[i] for i in sorted(sides)])
+            trailings = tuple(t.shape[1:] for t in operands)
+            rule = _cached_rule(score, value, edge_order, needs, sizes, trailings)
+            plan.differentiate_by(rule, rule.keeps, rule.sides)
             plan.repeats = True
         return plan
     whole = weakref.ref(graph)  # which has the plan
@@ -173,6 +172,7 @@ def _read(score: str, value: str) -> tuple[tuple[tuple[str, int], ...], bool]:
 
 
 _cached_read = lru_cache(maxsize=1024)(_read)
+_cached_rule = lru_cache(maxsize=4096)(attention_rule)
 
 
 def _folded(operand: Tensor) -> Tensor:
@@ -223,9 +223,9 @@ def _attention_fake(*args: Any) -> list[Tensor]:
 
 def _record(*args: Any) -> Recorded:
     arrays, (operands, score, value) = Arrays.split(args)
-    needs, shapes = zip(*[(t.requires_grad, t.shape) for t in operands], strict=True)
-    rule = AttentionRule(score, value, True, needs, shapes_of(operands), shapes)
-    return Recorded(rule, tuple(range(len(operands) + 2)), arrays, 1)
+    needs, shapes = zip(*[(t.requires_grad, t.shape[1:]) for t in operands], strict=True)
+    rule = attention_rule(score, value, True, needs, shapes_of(operands), shapes)
+    return Recorded(rule, rule.keeps, arrays, 1)
 
 
 define(

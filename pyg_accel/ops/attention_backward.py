@@ -8,10 +8,9 @@ operands. It writes ds (and p, if requested), E x heads, and the gradients of ta
 sums of formulas that read them.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from operator import methodcaller
 from typing import Any, NamedTuple
 
 import torch
@@ -20,7 +19,7 @@ from torch import Tensor
 from pyg_accel.backends import OpSpec
 from pyg_accel.backends.attention import AttentionGradient
 from pyg_accel.backends.base import Launch
-from pyg_accel.backends.dispatch import decide, dispatch_key, is_fast
+from pyg_accel.backends.dispatch import decide, is_fast
 from pyg_accel.backends.notes import note_choice
 from pyg_accel.backends.spec import Shapes, shapes_of
 from pyg_accel.formula import (
@@ -36,19 +35,17 @@ from pyg_accel.formula import (
     swap_sides,
 )
 from pyg_accel.graph import CSR, Graph
-from pyg_accel.graph.column_reuse import kind_of
 from pyg_accel.graph.csr import Edges
-from pyg_accel.ops.arrays import BOTH_ARRAYS, Arrays
-from pyg_accel.ops.attention_unfused import differentiated
-from pyg_accel.ops.autograd import NO_GRADIENT, Fold, Gradient, Result
+from pyg_accel.ops.arrays import CSR_ARRAYS, Arrays
+from pyg_accel.ops.attention_unfused import differentiated, extent
+from pyg_accel.ops.autograd import Gradient, Result
 from pyg_accel.ops.gspmm_backward import kinds_of_shapes
 from pyg_accel.ops.operator import call, define
-from pyg_accel.ops.plan import folding, laying
-from pyg_accel.ops.reduction import transposed_of
-from pyg_accel.ops.steps import Step, fit, passes_of, renumber
-from pyg_accel.runtime.cache import Bounded
+from pyg_accel.ops.passes import Passes, RowRule
+from pyg_accel.ops.plan import reshaping
+from pyg_accel.ops.steps import Pass, Step, passes_of, renumber
 
-__all__ = ["AttentionRule", "gradient_launch", "is_backward_fast", "operand_gradients"]
+__all__ = ["attention_rule", "is_backward_fast", "operand_gradients"]
 
 
 @dataclass(frozen=True)
@@ -78,11 +75,6 @@ class _GradientPlan:
         formulas = tuple(formula for _, formula in self.sources)
         reduces = ("sum",) * len(formulas) + ("none",) * (bool(self.others) + self.weights)
         return {"score": score, "formula": value, "formulas": formulas, "reduces": reduces}
-
-    @property
-    def order(self) -> tuple[int, ...]:
-        """The operands, in the order in which the operator returns their gradients."""
-        return (*(index for index, _ in self.sources), *(step.operand for step in self.others))
 
 
 @lru_cache(maxsize=1024)
@@ -151,188 +143,161 @@ def is_backward_fast(spec: OpSpec, needs: tuple[bool, ...]) -> bool:
     return is_fast(replace(spec, op="attention_backward", **plan.facts))
 
 
-class AttentionRule(NamedTuple):
-    """How calls are differentiated that are one operator.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class AttentionRule(RowRule):
+    """A call that is one operator; ``message`` are (heads, width) of its result.
 
     Attributes:
         score: formula of the scores.
         value: of the values.
-        edge_order: edge operands are in the order of the edge list.
-        needs: which operands need gradients.
-        sizes: (heads, width) of each.
-        shapes: of each.
     """
 
     score: str
     value: str
-    edge_order: bool
-    needs: tuple[bool, ...]
-    sizes: Shapes
-    shapes: tuple[torch.Size, ...]
 
-    def bind(self, graph: Graph | Arrays, tensors: list[Any]) -> Gradient | None:
-        """Plan the pass of kernels for saved tensors and gradients like these."""
-        if isinstance(graph, Arrays):
-            return None
-        turned = transposed_of(graph, edge_order=self.edge_order)
-        csr = graph.csr(edge_order=self.edge_order)
-        return self._gradient(folding, tensors, lambda ready: gradient_launch(
-            csr, turned, self.score, self.value, self.needs, ready))  # fmt: skip
+    @property
+    def turns(self) -> bool:
+        """The pass is one over the transposed graph."""
+        return True
+
+    def size(self, index: int) -> tuple[int, int]:
+        """Return (heads, width) of what passes read: one number for a sum of scores."""
+        total = len(self.sides) + 4
+        return (self.message[0], 1) if index == total else super().size(index)
 
     def operators(self, graph: Graph | Arrays, edges: Edges | None, tensors: list[Any]) -> Gradient:
         """Plan the pass of operators: of the parts, if it is differentiated again."""
-        return self._gradient(laying, tensors, lambda _: self._operator(graph))
+        if not torch.is_grad_enabled() or tensors[-1] is None:
+            return super().operators(graph, edges, tensors)
+        edge_order = self.edge_order
+        if isinstance(graph, Arrays):
+            edge_order = graph.eid is not None
+            graph = Graph.trusted(*graph.csr[:4], sorted=graph.sorted)
+        order, run = differentiated(
+            graph, self.score, self.value, self.needs, self.shapes, edge_order=edge_order
+        )
+        results = tuple(Result(i, reshaping(self.trailings[i])) for i in order)
+        return Gradient((), (), [(run, False, tuple(range(len(tensors))), results)], {})
 
-    def _operator(
-        self, graph: Graph | Arrays
-    ) -> tuple[tuple[int, ...], Callable[..., list[Tensor]]]:
-        score, value, edge_order, needs = self[:4]
-        if torch.is_grad_enabled():
-            if isinstance(graph, Arrays):
-                edge_order = graph.eid is not None
-                graph = Graph.trusted(*graph.csr[:4], sorted=graph.sorted)
-            return differentiated(graph, score, value, needs, edge_order=edge_order)
-        arrays = Arrays.of(graph, edge_order=edge_order, transposed=True)
-        if arrays.rowptr_t is None:
-            raise RuntimeError("the gradient of attention needs the transposed graph")
-
-        def run(*tensors: Tensor) -> Any:
-            *operands, out, total, grad = tensors
-            rest = (operands, grad, out, total, score, value, list(needs))
-            return call("attention_backward", *arrays, *rest)
-
-        return _plan(score, value, needs, kinds_of_shapes(self.sizes)).order, run
-
-    def _gradient(
-        self,
-        lay: Callable[..., tuple[Fold, Tensor]],
-        tensors: list[Any],
-        launch_of: Callable[[list[Tensor]], tuple[tuple[int, ...], Callable[..., Any]]],
-    ) -> Gradient:
-        grad = tensors[-1]
-        if grad is None:
-            return NO_GRADIENT
-        folds, ready = [], [*tensors]
-        extent = tuple(grad.shape[1:])
-        for place, size in zip((*range(len(tensors) - 2), -1), (*self.sizes, extent, extent),
-                               strict=True):  # fmt: skip
-            fold, ready[place] = lay(tensors[place], *size)
-            if fold is not None:
-                folds.append((place, fold))
-        order, launch = launch_of(ready)
-        results = tuple(Result(i, methodcaller("reshape", self.shapes[i])) for i in order)
-        return Gradient((), folds, [(launch, False, tuple(range(len(tensors))), results)], {})
+    def passes(self, found: Passes, arrays: Arrays | None, special: Pass | None) -> list[Any]:
+        """Return the pass over the transposed graph, and those of targets and edges."""
+        n, grad = len(self.sides), found.ready[len(self.sides)]
+        plan = _plan(self.score, self.value, self.needs, kinds_of_shapes(self.shapes))
+        by_edge = grad.new_empty(0, grad.size(1), 1)  # weights, and gradients of scores
+        like = found.ready | {n + 1: by_edge, n + 2: by_edge}
+        sources = _SourcePass(plan, self.score, self.value, self.needs)
+        return [sources, *passes_of(plan.others, like)]
 
 
-def _attention_backward(*args: Any) -> list[Tensor]:
-    arrays, (operands, grad, out, total, score, value, needs) = Arrays.split(args)
-    tensors = [*operands, out, total, grad]
-    csrs = arrays.csr, arrays.transposed
-    found: list[Tensor] = gradient_launch(*csrs, score, value, tuple(needs), tensors)[1](*tensors)
-    return found
-
-
-class _Bound(NamedTuple):
-    """How gradients of calls of a kind are computed.
-
-    Attributes:
-        plan: their formulas.
-        backend: of the pass over the transposed graph.
-        launch: of the transposed graph, returns what the backend launches.
-        others: of the passes of targets and edges: the tensors that they read, the operands whose
-            gradients they compute, and what launches them on a graph.
-    """
-
-    plan: _GradientPlan
-    backend: str
-    launch: Callable[[CSR], Launch]
-    others: list[tuple[tuple[int, ...], tuple[int, ...], Callable[[CSR], Launch]]]
-
-
-_bound: Bounded[tuple[Any, ...], _Bound] = Bounded(4096)
-
-
-def gradient_launch(
-    csr: CSR,
-    turned: CSR,
+def attention_rule(
     score: str,
     value: str,
+    edge_order: bool,
     needs: tuple[bool, ...],
-    tensors: list[Tensor],
-) -> tuple[tuple[int, ...], Callable[..., list[Tensor]]]:
-    """Return the operands whose gradients are computed, and what computes them.
+    shapes: Shapes,
+    trailings: tuple[tuple[int, ...], ...],
+) -> AttentionRule:
+    """Return how calls are differentiated that are one operator.
 
-    It takes the operands, both results and the gradient of the first, like ``tensors``.
+    Args:
+        score: formula of the scores.
+        value: of the values.
+        edge_order: edge operands are in the order of the edge list.
+        needs: which operands need gradients.
+        shapes: (heads, width) of each.
+        trailings: shape of each without its rows.
     """
-    operands = tensors[:-3]
-    kinds = kind_of(csr, counts=False), kind_of(turned), csr.eid is None, torch.is_grad_enabled()
-    facts = [(t.dtype, *t.shape[1:], t.stride(0)) for t in tensors if t.dim() == 3]
-    key = (score, value, needs, *kinds, dispatch_key(), *facts)
-    found = _bound.get(key)
-    if found is None:
-        plan = _plan(score, value, needs, kinds_of_shapes(shapes_of(operands)))
-        found = _bound[key] = _bind(csr, turned, plan, tensors)
-    plan, backend = found.plan, found.backend
-    launch = found.launch(turned)
-    go, listed = launch.bound(), launch.listed
-    n, count = len(operands), len(plan.sources)
-    of_others = [(used, bound(csr), results) for used, results, bound in found.others]
-    shapes = [shapes_of(operands)[index] for index in plan.order]
-    behind = [step.operand for step in plan.others]
-
-    def run(*tensors: Tensor) -> list[Tensor]:
-        note_choice(backend)
-        outs = go([*tensors]) if listed else go(*tensors)
-        grads = [*outs[:count]]
-        if of_others:  # they read the gradients of scores, which come first, and weights
-            made = [*tensors[:n], tensors[-1], outs[-1], outs[count]]
-            others: dict[int, Tensor] = {}
-            for used, launch, results in of_others:
-                others |= zip(results, launch([made[i] for i in used]), strict=True)
-            grads += [others[operand] for operand in behind]
-        return [fit(one, shape) for one, shape in zip(grads, shapes, strict=True)]
-
-    return plan.order, run
+    n = len(shapes)
+    sides = {o.index: o.side for text in (score, value) for o in operands_of(parse(text))}
+    return AttentionRule(
+        edge_order, tuple([sides[i] for i in range(n)]), trailings, shapes, needs,
+        extent(score, value, shapes), tuple(range(n + 2)), (*range(n), n + 3, n + 4, n),
+        score=score, value=value,
+    )  # fmt: skip
 
 
-def _bind(csr: CSR, turned: CSR, plan: _GradientPlan, tensors: list[Tensor]) -> _Bound:
-    *operands, _, _, grad = tensors
-    spec = OpSpec.on("attention_backward", turned, grad, grad.size(1), grad.size(2),
-                     shapes=shapes_of(operands), **plan.facts)  # fmt: skip
-    decision, (score, value) = decide(spec), map(parse, plan.turned)
-    formulas, n = [parse(text) for _, text in plan.sources], len(operands)
+class _SourcePass(NamedTuple):
+    """The pass over the transposed graph: gradients of sources and scores, and weights of edges."""
 
-    def given(tensors: Sequence[Tensor]) -> AttentionGradient:
-        out, total, grad = tensors[n:]
-        return AttentionGradient(score, value, [*tensors[:n]], grad, out, total, formulas,
-                                 bool(plan.others), plan.weights)  # fmt: skip
+    plan: _GradientPlan
+    score: str
+    value: str
+    needs: tuple[bool, ...]
+    source: bool = True
+    formulas: tuple[str, ...] = ()
 
-    kernel = decision.kernel
-    if kernel.bind is not None:
-        bound = kernel.bind(turned, given(tensors))
-    else:
+    @property
+    def operands(self) -> tuple[int, ...]:
+        """What it computes."""
+        n, plan = len(self.needs), self.plan
+        edges = (n + 2,) * bool(plan.others) + (n + 1,) * plan.weights
+        return (*(index for index, _ in plan.sources), *edges)
 
-        def bound(turned: CSR) -> Launch:
-            return Launch(lambda tensors: kernel.run(turned, given(tensors)), listed=True)
+    @property
+    def used(self) -> tuple[int, ...]:
+        """What it reads: operands, both results, and the gradient of the first."""
+        n = len(self.needs)
+        return (*range(n), n + 3, n + 4, n)
 
-    by_edge = grad.new_empty(0, grad.size(1), 1)  # weights, and gradients of scores
-    like = dict(enumerate([*operands, grad, by_edge, by_edge]))
-    others = [
-        (part.used, part.operands, part.bind(csr, [like[i] for i in part.used])[1])
-        for part in passes_of(plan.others, like)
-    ]
-    return _Bound(plan, decision.backend.name, bound, others)
+    def sizes(self, tensors: Mapping[int, Tensor]) -> list[tuple[int, int]]:
+        """Return (heads, width) of what it computes of these operands."""
+        n = len(self.needs)
+        heads, shapes = tensors[n].size(1), shapes_of([tensors[i] for i in range(n + 1)])
+        sizes = dict(enumerate(shapes))
+        sizes[n + 1] = sizes[n + 2] = (heads, 1)
+        sums = [(heads, shape_of(parse(text), sizes)[1]) for _, text in self.plan.sources]
+        return sums + [(heads, 1)] * (len(self.operands) - len(sums))
+
+    def by_operators(self, arrays: Arrays) -> Callable[[CSR], Launch]:
+        """Return what launches the operator."""
+        rest = (self.score, self.value, list(self.needs))
+        return lambda csr: Launch(
+            lambda tensors: call("attention_gradients", *csr[:5], tensors, *rest), listed=True
+        )
+
+    def bind(self, csr: CSR, tensors: list[Tensor]) -> tuple[str, Callable[[CSR], Launch]]:
+        """Return the backend that computes them, and what launches it on graphs of a kind."""
+        plan, n, (*_, grad) = self.plan, len(self.needs), tensors
+        spec = OpSpec.on("attention_backward", csr, grad, grad.size(1), grad.size(2),
+                         shapes=shapes_of(tensors[:n]), **plan.facts)  # fmt: skip
+        decision, (score, value) = decide(spec), map(parse, plan.turned)
+        formulas = [parse(text) for _, text in plan.sources]
+
+        def given(tensors: list[Tensor]) -> AttentionGradient:
+            out, total, grad = tensors[n:]
+            return AttentionGradient(score, value, tensors[:n], grad, out, total[:, :, 0], formulas,
+                                     bool(plan.others), plan.weights)  # fmt: skip
+
+        kernel, name = decision.kernel, decision.backend.name
+        if kernel.bind is not None:
+            return name, kernel.bind(csr, given(tensors))
+        return name, lambda csr: Launch(lambda t: kernel.run(csr, given(t)), listed=True)
 
 
-def _attention_backward_fake(*args: Any) -> list[Tensor]:
-    _, (operands, _, _, _, score, value, needs) = Arrays.split(args)
-    plan = _plan(score, value, tuple(needs), kinds_of_shapes(shapes_of(operands)))
-    return [torch.empty_like(operands[index]) for index in plan.order]
+def _pass_of(args: tuple[Any, ...]) -> tuple[CSR, _SourcePass, list[Tensor]]:
+    tensors, score, value, needs = args[5:]
+    plan = _plan(score, value, tuple(needs), kinds_of_shapes(shapes_of(tensors[:-3])))
+    return CSR(*args[:5]), _SourcePass(plan, score, value, tuple(needs)), tensors
+
+
+def _gradients(*args: Any) -> list[Tensor]:
+    csr, part, tensors = _pass_of(args)
+    name, bound = part.bind(csr, tensors)
+    note_choice(name)
+    return bound(csr)(tensors)
+
+
+def _gradients_fake(*args: Any) -> list[Tensor]:
+    csr, part, tensors = _pass_of(args)
+    n, grad = len(part.needs), tensors[-1]
+    sizes = part.sizes(dict(enumerate((*tensors[:n], grad))))
+    return [grad.new_empty(csr.num_rows if index < n else csr.col.size(0), *size)
+            for index, size in zip(part.operands, sizes, strict=True)]  # fmt: skip
 
 
 define(
-    f"attention_backward({BOTH_ARRAYS}, Tensor[] operands, Tensor grad, Tensor out, Tensor total, "
-    "str score, str value, bool[] needs) -> Tensor[]",
-    _attention_backward,
-    _attention_backward_fake,
+    f"attention_gradients({CSR_ARRAYS}, Tensor[] tensors, str score, str value, bool[] needs) "
+    "-> Tensor[]",
+    _gradients,
+    _gradients_fake,
 )

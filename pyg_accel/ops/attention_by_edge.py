@@ -177,7 +177,7 @@ class _Rule:
     def operators(self, graph: Graph, edges: Edges | None, tensors: list[Any]) -> Gradient:
         """Plan the pass of operators, by the parts of a call on the rows of the graph."""
         order, run = differentiated(
-            graph, self.score, self.value, self.needs, edge_order=self.edge_order
+            graph, self.score, self.value, self.needs, self.sizes, edge_order=self.edge_order
         )
         used = (*range(len(self.needs)), len(tensors) - 1)
         return Gradient((), (), [(run, False, used, tuple(Result(i, None) for i in order))], {})

@@ -22,6 +22,7 @@ from pyg_accel.formula import (
 from pyg_accel.graph import CSR, Graph
 from pyg_accel.ops.gspmm import gspmm
 from pyg_accel.ops.launch import bind_gspmm
+from pyg_accel.ops.layout import contiguous_rows
 from pyg_accel.ops.messages import message_calls
 from pyg_accel.ops.softmax import edge_softmax, softmax_of
 from pyg_accel.ops.steps import renumber
@@ -72,12 +73,18 @@ def unfused(
 
 
 def differentiated(
-    graph: Graph, score: str, value: str, needs: tuple[bool, ...], *, edge_order: bool
+    graph: Graph,
+    score: str,
+    value: str,
+    needs: tuple[bool, ...],
+    sizes: Shapes,
+    *,
+    edge_order: bool,
 ) -> tuple[tuple[int, ...], Callable[..., list[Tensor]]]:
     """Return the operands that need gradients, and what computes these by the parts of attention.
 
-    It takes the operands and, last, the gradient of the result. Gradients that are recorded have
-    derivatives of every order.
+    It takes the operands, which become [rows, *sizes], and, last, the gradient of the result.
+    Gradients that are recorded have derivatives of every order.
     """
     wanted = tuple([i for i, need in enumerate(needs) if need])
 
@@ -87,7 +94,9 @@ def differentiated(
             # Each a tensor of its own: one may be an operand twice, or be made from another.
             operands = [t.view_as(t) if recorded else t.detach().requires_grad_(need)
                         for t, need in zip(tensors, needs, strict=False)]  # fmt: skip
-            out = unfused(graph, score, value, operands, edge_order=edge_order)
+            folded = [contiguous_rows(t.reshape(t.size(0), *size))
+                      for t, size in zip(operands, sizes, strict=True)]  # fmt: skip
+            out = unfused(graph, score, value, folded, edge_order=edge_order)
             parts = torch.autograd.grad(out, [operands[i] for i in wanted], tensors[-1],
                                         create_graph=recorded, allow_unused=True)  # fmt: skip
         return [torch.zeros_like(tensors[i]) if part is None else part

@@ -29,7 +29,7 @@ __all__ = [
     "each_gradient", "each_of", "is_batch",
 ]  # fmt: skip
 
-_PLAIN = (Tensor, Parameter)
+_PLAIN, _SEVERAL = (Tensor, Parameter), (list, tuple)
 _transforms = torch._C._functorch.peek_interpreter_stack
 _modes = torch._C._len_torch_dispatch_stack
 _batched = torch._C._functorch.is_legacy_batchedtensor
@@ -179,15 +179,15 @@ class _Operation(torch.autograd.Function):
             every = [*operands, *outs]
             ctx.save_for_backward(edges.edge_index, *map(every.__getitem__, plan.keeps))
         if plan.keeps and edges is None:
-            every = [*operands, outs] if isinstance(outs, Tensor) else [*operands, *outs]
+            every = [*operands, *outs] if type(outs) in _SEVERAL else [*operands, outs]
             if plan.repeats:  # changes in place of the result are no changes of what is saved
                 ctx.result, ctx.version = outs[0].detach(), outs[0]._version
                 every[len(operands)] = outs[0].data
             ctx.save_for_backward(*map(every.__getitem__, plan.keeps))
         if plan.results:
             ctx.set_materialize_grads(False)
-            return (outs,) if isinstance(outs, Tensor) else tuple(outs[: plan.results])
-        return outs if isinstance(outs, Tensor) else outs[0]
+            return tuple(outs[: plan.results]) if type(outs) in _SEVERAL else (outs,)
+        return outs[0] if type(outs) in _SEVERAL else outs
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
@@ -221,7 +221,7 @@ class _Operation(torch.autograd.Function):
                 outs = function(edges.edge_index, edges.sizes(), [*read])
             else:
                 outs = function([*read]) if listed else function(*read)
-            outs = (outs,) if isinstance(outs, Tensor) else outs
+            outs = outs if type(outs) in _SEVERAL else (outs,)
             for (operand, fit), out in zip(results, outs, strict=True):
                 out = out if fit is None else fit(out)
                 if operand is None:

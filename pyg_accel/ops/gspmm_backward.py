@@ -34,7 +34,7 @@ from pyg_accel.ops.operator import call
 from pyg_accel.ops.steps import SCATTER, Pass, Step, passes_of, renumber
 
 __all__ = [
-    "backward_passes", "degrees", "kinds_of_shapes", "mean_pass", "operand_gradients",
+    "backward_passes", "kinds_of_shapes", "mean_pass", "operand_gradients",
     "plan_gradients", "prod_coefficients",
 ]  # fmt: skip
 
@@ -193,23 +193,6 @@ def mean_pass(
         return None, None
     share, formula = mean_share(csr.rowptr, turned._replace(eid=None), dtype)
     return share, Pass((0,), True, False, (formula,), ("sum",), (1, 2))
-
-
-def degrees(csr: CSR, dtype: torch.dtype, *, stored: bool) -> Tensor:
-    """Return what the gradient of a mean is divided by, [num_rows, 1, 1].
-
-    Args:
-        csr: the graph.
-        dtype: of the gradient.
-        stored: keep it with the graph.
-    """
-    known, key = known_of(csr) if stored else {}, ("degrees", dtype)
-    found: Tensor | None = known.get(key)
-    if found is None:
-        found = csr.rowptr.diff().clamp(min=1).view(-1, 1, 1).to(dtype)
-        if not is_captured(csr.col):
-            known[key] = found
-    return found
 
 
 def mean_share(rowptr: Tensor, turned: CSR, dtype: torch.dtype) -> tuple[Tensor, str]:

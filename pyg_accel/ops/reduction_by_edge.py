@@ -127,7 +127,7 @@ class _Rule:
         """Plan the pass for saved tensors and gradients like these."""
         rule = self.reduction
         n, count = len(rule.sides), len(rule.reduces)
-        indices = [*rule.indices, *(n + 2 * r for r in range(count))]
+        indices = rule.indices
         ready: dict[int, Tensor] = {}
         folds = []
         for place, (index, t) in enumerate(zip(indices, tensors, strict=True)):

@@ -23,6 +23,10 @@ def arrays(edge_order: bool) -> tuple[Any, ...]:
     )
 
 
+def turned(edge_order: bool) -> tuple[Any, ...]:
+    return (*arrays(edge_order)[3:6], 5, True)
+
+
 def operand(*sizes: int) -> torch.Tensor:
     return torch.randn(sizes, requires_grad=True)
 
@@ -95,23 +99,17 @@ CALLS = {
             "u1",
         ),
     },
-    "attention_backward": {
+    "attention_gradients": {
         "dots": lambda: (
-            *arrays(True),
-            [torch.randn(4, 2, 3), torch.randn(5, 2, 3)],
-            torch.randn(5, 2, 3),
-            torch.randn(5, 2, 3),
-            torch.randn(5, 2),
+            *turned(True),
+            [*map(torch.randn, [(4, 2, 3), (5, 2, 3), (5, 2, 3), (5, 2, 1), (5, 2, 3)])],
             "sum(mul(u0,v1))",
             "u0",
             [True, True],
         ),
         "edges": lambda: (
-            *arrays(False),
-            [torch.randn(8, 2, 1), torch.randn(4, 1, 3)],
-            torch.randn(5, 2, 3),
-            torch.randn(5, 2, 3),
-            torch.randn(5, 2),
+            *turned(False),
+            [*map(torch.randn, [(8, 2, 1), (4, 1, 3), (5, 2, 3), (5, 2, 1), (5, 2, 3)])],
             "e0",
             "u1",
             [True, False],

@@ -1,0 +1,255 @@
+"""Rules whose gradients are passes over the rows of a graph and of its transpose.
+
+A rule lists its passes once. They are launches of kernels in eager calls, and calls of operators,
+which have gradients of their own, where the pass is differentiated again or observed.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_accel.backends.spec import Shapes
+from pyg_accel.graph import CSR, Graph
+from pyg_accel.graph.column_reuse import kind_of
+from pyg_accel.graph.csr import Edges
+from pyg_accel.graph.facts import facts_of, known_of
+from pyg_accel.machine import is_captured
+from pyg_accel.ops.arrays import Arrays
+from pyg_accel.ops.autograd import NO_GRADIENT, Fold, Gradient, Result
+from pyg_accel.ops.launch import kernel_key
+from pyg_accel.ops.plan import folding, laying, reshaping
+from pyg_accel.ops.steps import SCATTER, Pass, fit
+from pyg_accel.runtime.cache import Bounded
+
+__all__ = ["Passes", "RowRule"]
+
+
+@dataclass(slots=True, eq=False)
+class Passes:
+    """The backward pass of calls of a kind on graphs of a kind.
+
+    Attributes:
+        ready: tensors like those that are read, by index in the formulas of passes.
+        places: where they are when the pass runs, as in :class:`.Gradient`.
+        end: the place of the next result that a later pass reads.
+        folds: (place, change) of what is not read as it is.
+        divided: places of gradients of means, and their dtypes.
+        first: launches in front of the passes.
+        launches: of a graph, return what is launched; whether on the transpose; places, results.
+        zeros: operands that have no gradient, e.g. those of signs.
+        backends: that run it.
+    """
+
+    ready: dict[int, Tensor]
+    places: dict[int, int]
+    end: int
+    folds: list[tuple[int, Any]] = field(default_factory=list)
+    divided: list[tuple[int, torch.dtype]] = field(default_factory=list)
+    first: list[Any] = field(default_factory=list)
+    launches: list[Any] = field(default_factory=list)
+    zeros: list[int] = field(default_factory=list)
+    backends: dict[str, None] = field(default_factory=dict)
+
+
+_passes: Bounded[Any, Passes] = Bounded(4096)
+
+
+@dataclass(frozen=True, eq=False)
+class RowRule(ABC):
+    """How calls on the rows of a graph are differentiated.
+
+    Attributes:
+        edge_order: edge operands are in the order of the edge list.
+        sides: of the operands, by index.
+        trailings: shape of each without its rows.
+        shapes: (heads, width) of each as the kernel reads them.
+        needs: which of them need gradients.
+        message: (heads, width) of the messages.
+        keeps: what the gradient reads, by places in operands and all results.
+        indices: what each of these is in the formulas of passes, and each gradient of a result.
+    """
+
+    edge_order: bool
+    sides: tuple[str, ...]
+    trailings: tuple[tuple[int, ...], ...]
+    shapes: Shapes
+    needs: tuple[bool, ...]
+    message: tuple[int, int]
+    keeps: tuple[int, ...]
+    indices: tuple[int, ...]
+
+    @abstractmethod
+    def passes(self, found: Passes, arrays: Arrays | None, special: Pass | None) -> Sequence[Pass]:
+        """Return the passes, whose results behind the gradients of operands later ones read.
+
+        Args:
+            found: what the passes read; may be added to.
+            arrays: of the graph, if operators run the passes.
+            special: of :meth:`special`.
+        """
+
+    def special(
+        self, csr: CSR, turned: CSR | None, dtype: torch.dtype
+    ) -> tuple[Tensor | None, Pass | None]:
+        """Return the second operand and the pass of a gradient that is made of one, or None."""
+        return None, None
+
+    def bind(self, graph: Graph | Arrays, tensors: list[Any]) -> Gradient | None:
+        """Plan the pass of kernels for saved tensors and gradients like these."""
+        if isinstance(graph, Arrays):
+            return None
+        csr, turned = graph.csr(edge_order=self.edge_order), None
+        if self.turns:
+            turned = graph.transposed(edge_order=self.edge_order)
+            facts, of_turned = facts_of(graph.csr()), facts_of(turned)
+            of_turned.uses = max(of_turned.uses, facts.uses)  # it stays if the graph does
+        return self._gradient(csr, turned, tensors, None)
+
+    def operators(self, graph: Graph | Arrays, edges: Edges | None, tensors: list[Any]) -> Gradient:
+        """Plan the pass of operators."""
+        arrays = Arrays.of(graph, edge_order=self.edge_order, transposed=self.turns)
+        turned = None if arrays.rowptr_t is None else arrays.transposed
+        return self._gradient(arrays.csr, turned, tensors, arrays)
+
+    def size(self, index: int) -> tuple[int, int]:
+        """Return (heads, width) of what passes read, by its index in their formulas."""
+        return self.shapes[index] if index < len(self.shapes) else self.message
+
+    @property
+    def turns(self) -> bool:
+        """Whether a gradient needs the transposed graph."""
+        return ("u", True) in zip(self.sides, self.needs, strict=True)
+
+    def _gradient(
+        self, csr: CSR, turned: CSR | None, tensors: list[Any], arrays: Arrays | None
+    ) -> Gradient:
+        """Plan the pass: of operators on arrays, if they are there."""
+        like = next((t for t in tensors[len(self.keeps) :] if t is not None), None)
+        if like is None:
+            return NO_GRADIENT
+        share, special = self.special(csr, turned, like.dtype)
+        key: Any = None
+        if arrays is None:
+            key = (
+                self, special, kind_of(csr, counts=turned is None), turned and kind_of(turned),
+                *kernel_key(csr),
+                *[None if t is None else (t.dtype, t.stride()) for t in tensors],
+            )  # fmt: skip
+        found = None if key is None else _passes.get(key)
+        if found is None:
+            found, reusable = self._bind(csr, turned, tensors, arrays, share, special)
+            if key is not None and reusable:
+                _passes[key] = found
+        launches = [*found.first]
+        for bound, source, used, results in found.launches:
+            launch = bound(turned if source and turned is not None else csr)
+            launches.append((launch.bound(), launch.listed, used, results))
+        folds = [*found.folds]
+        for place, dtype in found.divided:
+            divisor = _degrees(csr, dtype, stored=arrays is None)
+            folds.append((place, partial(torch.div, other=divisor)))
+        rows = {"u": csr.num_cols, "v": csr.num_rows, "e": csr.col.numel()}
+        for i in found.zeros:
+            shape = (rows[self.sides[i]], *self.trailings[i])
+            zeros = partial(torch.zeros, shape, dtype=like.dtype, device=like.device)
+            launches.append((zeros, False, (), (Result(i, None),)))
+        return Gradient(() if share is None else (share,), folds, launches, found.backends)
+
+    def _bind(
+        self,
+        csr: CSR,
+        turned: CSR | None,
+        tensors: list[Any],
+        arrays: Arrays | None,
+        share: Tensor | None,
+        special: Pass | None,
+    ) -> tuple[Passes, bool]:
+        """Return the passes for graphs of a kind, and whether others than this may use them."""
+        n, lay = len(self.sides), folding if arrays is None else laying
+        places, end = {index: place for place, index in enumerate(self.indices)}, len(self.indices)
+        found = Passes({}, places, end + (share is not None))
+        for place, (index, t) in enumerate(zip(self.indices, tensors, strict=True)):
+            if t is not None:
+                fold, found.ready[index] = lay(t, *self.size(index))
+                if fold is not None:
+                    found.folds.append((place, fold))
+        if share is not None:
+            found.ready[n + 1], places[n + 1] = share, end
+        passes, bounds = self.passes(found, arrays, special), []
+        ready = found.ready
+        like = next(t for t in ready.values() if t.is_floating_point())
+        raw = not found.divided and arrays is None
+        for part in passes:
+            of_pass = turned if part.source and turned is not None else csr
+            bound = None if arrays is None else part.by_operators(arrays)
+            if bound is None:
+                name, bound = part.bind(of_pass, [ready[i] for i in part.used])
+                raw = raw and bound(of_pass).accepts_any_layout
+                found.backends[name] = None
+            bounds.append((part, bound, self._fits(part, ready)))
+            for i in part.operands:
+                if i >= n:
+                    ready[i] = like.new_empty(of_pass.col.numel(), self.message[0], 1)
+                    places[i], found.end = found.end, found.end + 1
+        if raw:
+            found.folds.clear()
+        for part, bound, fits in bounds:
+            if part.formulas == (SCATTER,) and not raw and arrays is None:
+                found.folds.extend([(places[i], _flat) for i in part.used])
+            results = []
+            for i, change in zip(part.operands, fits, strict=True):
+                if raw and i < n and change is None and self.gathered(part) == self.trailings[i]:
+                    results.append(Result(i, None))
+                else:
+                    to = self.trailings[i] if i < n else (self.message[0], 1)
+                    results.append(Result(i if i < n else None, _reshaping(change, to)))
+            used = tuple([places[i] for i in part.used])
+            found.launches.append((bound, part.source, used, tuple(results)))
+        computed = {i for part in passes for i in part.operands}
+        found.zeros.extend([i for i, need in enumerate(self.needs)
+                            if need and i not in computed])  # fmt: skip
+        ready.clear()
+        return found, all(part.formulas != (SCATTER,) for part in passes)
+
+    def gathered(self, part: Pass) -> tuple[int, ...] | None:
+        """Return the shape of a row of what a pass computes of operands as they are, if known."""
+        return None
+
+    def _fits(self, part: Pass, tensors: dict[int, Tensor]) -> list[Fold]:
+        """What brings the results of a pass to the shapes of the operands."""
+        wanted = [self.shapes[i] if i < len(self.sides) else (self.message[0], 1)
+                  for i in part.operands]  # fmt: skip
+        return [None if mine == size else partial(fit, shape=mine)
+                for mine, size in zip(wanted, part.sizes(tensors), strict=True)]  # fmt: skip
+
+
+def _flat(t: Tensor) -> Tensor:
+    return t.flatten(1).contiguous()
+
+
+def _reshaping(fit: Fold, trailing: Sequence[int]) -> Fold:
+    """Fit a gradient, and bring its rows to their shape."""
+    reshape = reshaping(trailing)
+    return reshape if fit is None else lambda t: reshape(fit(t))
+
+
+def _degrees(csr: CSR, dtype: torch.dtype, *, stored: bool) -> Tensor:
+    """Return what the gradient of a mean is divided by, [num_rows, 1, 1].
+
+    Args:
+        csr: the graph.
+        dtype: of the gradient.
+        stored: keep it with the graph.
+    """
+    known, key = known_of(csr) if stored else {}, ("degrees", dtype)
+    found: Tensor | None = known.get(key)
+    if found is None:
+        found = csr.rowptr.diff().clamp(min=1).view(-1, 1, 1).to(dtype)
+        if not is_captured(csr.col):
+            known[key] = found
+    return found
