@@ -26,7 +26,7 @@ from pyg_accel.machine import is_captured
 
 __all__ = [
     "NO_GRADIENT", "Fold", "Gradient", "OperatorPlan", "Result", "Rule", "apply", "apply_unchecked",
-    "each_gradient", "each_of", "is_batch",
+    "each_of",
 ]  # fmt: skip
 
 _PLAIN, _SEVERAL = (Tensor, Parameter), (list, tuple)
@@ -206,8 +206,8 @@ class _Operation(torch.autograd.Function):
             key = tuple(key)
             gradient = plan.gradients.get(key) or plan.bind(graph, edges, key, tensors)
         if gradient is None:
-            if any(map(is_batch, grads)):
-                return each_gradient(lambda *one: _Operation.backward(ctx, *one), grads)
+            if any(map(_is_batch, grads)):
+                return _each_gradient(lambda *one: _Operation.backward(ctx, *one), grads)
             if edges is not None:
                 graph = graph.build(edges.edge_index)
             gradient, edges = plan.by_operators(graph, edges, tensors), None
@@ -268,17 +268,17 @@ def each_of(
     return result, tree_map(lambda value: None if value is None else 0, result)
 
 
-def is_batch(grads: Any) -> bool:
+def _is_batch(grads: Any) -> bool:
     """Whether gradients are many at once, as for ``torch.autograd.grad(is_grads_batched=True)``.
 
     Function transforms (``torch.func``) make batches of another kind, which the dispatcher knows.
     """
     if type(grads) is list:
-        return any(is_batch(grad) for grad in grads)
+        return any(_is_batch(grad) for grad in grads)
     return grads is not None and torch._C._functorch.is_legacy_batchedtensor(grads)
 
 
-def each_gradient(
+def _each_gradient(
     differentiate: Callable[..., tuple[Any, ...]], grads: tuple[Any, ...]
 ) -> tuple[Any, ...]:
     """Differentiate for each gradient of a batch."""
@@ -289,7 +289,7 @@ def each_gradient(
     size = 0
     while not size:  # batches of batches: the innermost that these are of
         for place, grad in enumerate(flat):
-            if is_batch(grad):
+            if _is_batch(grad):
                 whole = torch._remove_batch_dim(grad, level, 0, 0)  # [0, ...] of another level's
                 if whole.size(0):
                     flat[place], dims[place], size = whole, 0, whole.size(0)

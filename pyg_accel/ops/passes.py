@@ -22,7 +22,7 @@ from pyg_accel.machine import is_captured
 from pyg_accel.ops.arrays import Arrays
 from pyg_accel.ops.autograd import NO_GRADIENT, Fold, Gradient, Result
 from pyg_accel.ops.launch import kernel_key
-from pyg_accel.ops.plan import folding, laying, reshaping
+from pyg_accel.ops.plan import folding, reshaping
 from pyg_accel.ops.steps import SCATTER, Pass, fit
 from pyg_accel.runtime.cache import Bounded
 
@@ -170,12 +170,12 @@ class RowRule(ABC):
         special: Pass | None,
     ) -> tuple[Passes, bool]:
         """Return the passes for graphs of a kind, and whether others than this may use them."""
-        n, lay = len(self.sides), folding if arrays is None else laying
+        n = len(self.sides)
         places, end = {index: place for place, index in enumerate(self.indices)}, len(self.indices)
         found = Passes({}, places, end + (share is not None))
         for place, (index, t) in enumerate(zip(self.indices, tensors, strict=True)):
             if t is not None:
-                fold, found.ready[index] = lay(t, *self.size(index))
+                fold, found.ready[index] = folding(t, *self.size(index))
                 if fold is not None:
                     found.folds.append((place, fold))
         if share is not None:

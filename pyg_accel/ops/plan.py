@@ -28,7 +28,7 @@ from pyg_accel.ops.autograd import Fold, OperatorPlan, apply_unchecked
 from pyg_accel.ops.layout import contiguous_rows
 from pyg_accel.settings import settings
 
-__all__ = ["arguments", "computing", "folding", "laying", "reshaping", "run"]
+__all__ = ["arguments", "computing", "folding", "reshaping", "run"]
 
 _MOST = 256  # plans of a graph
 _STRIDED, _PLAIN = torch.strided, (Tensor, Parameter)
@@ -150,15 +150,6 @@ def folding(operand: Tensor, heads: int, width: int) -> tuple[Fold, Tensor]:
     if whole is operand:
         return change, operand
     return (lambda t: (t if change is None else change(t)).contiguous()), whole
-
-
-def laying(t: Tensor, heads: int, width: int) -> tuple[Fold, Tensor]:
-    """Return what :func:`folding` returns, for tensors of any kind."""
-
-    def fold(t: Tensor) -> Tensor:
-        return contiguous_rows(t.reshape(t.size(0), heads, width))
-
-    return fold, fold(t.detach())
 
 
 def reshaping(trailing: Sequence[int], method: str = "reshape") -> Callable[[Tensor], Tensor]:

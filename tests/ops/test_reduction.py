@@ -16,7 +16,7 @@ from pyg_accel.backends import backends
 from pyg_accel.backends.dispatch import record_choices
 from pyg_accel.graph import column_reuse, facts
 from pyg_accel.graph.facts import facts_of, rounded
-from pyg_accel.ops import launch, reduction
+from pyg_accel.ops import launch, passes
 from pyg_accel.settings import settings
 
 N, E = 40, 300
@@ -227,7 +227,7 @@ def test_a_tensor_that_left_a_function_transform_is_an_ordinary_one(graph):
 
 def test_a_plan_is_made_anew_when_a_graph_on_a_gpu_turns_out_to_stay(graph, monkeypatch):
     monkeypatch.setattr(facts, "_USES", 3)
-    for module in (launch, reduction):  # as of a graph on a GPU
+    for module in (launch, passes):  # as of a graph on a GPU
         monkeypatch.setattr(module, "kind_of", lambda csr, **_: column_reuse._known_kind(csr))
     graph.is_cuda = True
     x, plans = torch.randn(N, 4, requires_grad=True), []
