@@ -27,6 +27,7 @@ from pyg_accel.formula import (
     Formula,
     Operand,
     Sum,
+    Unary,
     gradient,
     map_operands,
     operands_of,
@@ -48,33 +49,34 @@ from pyg_accel.ops.steps import Pass, Step, passes_of, renumber
 __all__ = ["attention_rule", "is_backward_fast", "operand_gradients"]
 
 
-@dataclass(frozen=True)
-class _GradientPlan:
+class _GradientPlan(NamedTuple):
     """How gradients are computed.
 
     With n operands, operand n is the gradient of the result, n + 1 the weights of edges and n + 2
     the gradients of scores.
 
     Attributes:
-        sources: (operand, formula) of those that are added up over sources, in the pass over the
-            transposed graph and as it sees them.
+        sources: operands whose gradients are added up over sources, in the pass over the transposed
+            graph.
         others: those of target and edge operands.
-        weights: the formulas of others use the weights.
+        stores: the operands of others that the pass computes: gradients of scores, then weights.
+        formulas: of the pass, of sources and then what is stored; see
+            :class:`~pyg_accel.backends.attention.AttentionGradient`.
         turned: score and value, as the transposed graph sees them.
     """
 
-    sources: tuple[tuple[int, str], ...]
+    sources: tuple[int, ...]
     others: tuple[Step, ...]
-    weights: bool
+    stores: tuple[int, ...]
+    formulas: tuple[str, ...]
     turned: tuple[str, str]
 
     @property
     def facts(self) -> dict[str, Any]:
         """Formulas and reductions of the pass, for the choice of its kernel."""
         score, value = self.turned
-        formulas = tuple(formula for _, formula in self.sources)
-        reduces = ("sum",) * len(formulas) + ("none",) * (bool(self.others) + self.weights)
-        return {"score": score, "formula": value, "formulas": formulas, "reduces": reduces}
+        reduces = ("sum",) * len(self.sources) + ("none",) * len(self.stores)
+        return {"score": score, "formula": value, "formulas": self.formulas, "reduces": reduces}
 
 
 @lru_cache(maxsize=1024)
@@ -88,17 +90,26 @@ def _plan(score: str, value: str, needs: tuple[bool, ...], shapes: Shapes) -> _G
     grad, weight, of_score = Operand("v", n), Operand("e", n + 1), Operand("e", n + 2)
     wanted = operand_gradients(scores, values, needs, sizes, grad, weight, of_score)
     sides = {o.index: o.side for o in (*operands_of(scores), *operands_of(values))}
-    sources, others, weights = [], [], False
+    sources, others = dict[int, Formula](), []
     for index, formula in wanted.items():
         if sides[index] == "u":
-            sources.append((index, str(swap_sides(formula))))
+            sources[index] = swap_sides(formula)
             continue
         used = tuple(dict.fromkeys(o.index for o in operands_of(formula)))
-        weights = weights or n + 1 in used
         plain = map_operands(formula, partial(renumber, used))
         others.append(Step(index, sides[index], plain, used))
-    turned = (str(swap_sides(scores)), str(swap_sides(values)))
-    return _GradientPlan(tuple(sources), tuple(others), weights, turned)
+    # The weight of an edge is exp(score - total).
+    seen, total, delta = (Operand("u", n + i) for i in range(3))
+    scores, values = swap_sides(scores), swap_sides(values)
+    made: dict[int, Formula] = {n + 1: Unary("exp", Binary("sub", scores, total))}
+    inner = Binary("sub", Sum(Binary("mul", seen, values)), delta)
+    made[n + 2] = Binary("mul", made[n + 1], inner)
+    stores = tuple(i for i in (n + 2, n + 1) if any(i in step.used for step in others))
+    sums = [map_operands(f, lambda o: made.get(o.index, o)) for f in sources.values()]
+    formulas = tuple(map(str, (*sums, *map(made.get, stores))))
+    return _GradientPlan(
+        tuple(sources), tuple(others), stores, formulas, (str(scores), str(values))
+    )
 
 
 def operand_gradients(
@@ -229,9 +240,7 @@ class _SourcePass(NamedTuple):
     @property
     def operands(self) -> tuple[int, ...]:
         """What it computes."""
-        n, plan = len(self.needs), self.plan
-        edges = (n + 2,) * bool(plan.others) + (n + 1,) * plan.weights
-        return (*(index for index, _ in plan.sources), *edges)
+        return self.plan.sources + self.plan.stores
 
     @property
     def used(self) -> tuple[int, ...]:
@@ -243,10 +252,8 @@ class _SourcePass(NamedTuple):
         """Return (heads, width) of what it computes of these operands."""
         n = len(self.needs)
         heads, shapes = tensors[n].size(1), shapes_of([tensors[i] for i in range(n + 1)])
-        sizes = dict(enumerate(shapes))
-        sizes[n + 1] = sizes[n + 2] = (heads, 1)
-        sums = [(heads, shape_of(parse(text), sizes)[1]) for _, text in self.plan.sources]
-        return sums + [(heads, 1)] * (len(self.operands) - len(sums))
+        sizes = dict(enumerate((*shapes, (heads, 1), (heads, 1))))
+        return [(heads, shape_of(parse(text), sizes)[1]) for text in self.plan.formulas]
 
     def by_operators(self, arrays: Arrays) -> Callable[[CSR], Launch]:
         """Return what launches the operator."""
@@ -261,12 +268,12 @@ class _SourcePass(NamedTuple):
         spec = OpSpec.on("attention_backward", csr, grad, grad.size(1), grad.size(2),
                          shapes=shapes_of(tensors[:n]), **plan.facts)  # fmt: skip
         decision, (score, value) = decide(spec), map(parse, plan.turned)
-        formulas = [parse(text) for _, text in plan.sources]
+        formulas, count = tuple(map(parse, plan.formulas)), len(plan.sources)
 
         def given(tensors: list[Tensor]) -> AttentionGradient:
             out, total, grad = tensors[n:]
-            return AttentionGradient(score, value, tensors[:n], grad, out, total[:, :, 0], formulas,
-                                     bool(plan.others), plan.weights)  # fmt: skip
+            return AttentionGradient(score, value, formulas[:count], formulas[count:], tensors[:n],
+                                     grad, out, total)  # fmt: skip
 
         kernel, name = decision.kernel, decision.backend.name
         if kernel.bind is not None:

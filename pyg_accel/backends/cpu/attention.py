@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from pyg_accel.backends.attention import AttentionGradient, gradient_formulas
+from pyg_accel.backends.attention import AttentionGradient
 from pyg_accel.backends.base import Launch
 from pyg_accel.backends.cpu.stages import Stages, compile_stages, stages_reasons
 from pyg_accel.backends.spec import OpSpec, shapes_of
@@ -18,20 +18,13 @@ __all__ = ["bind", "bind_several", "reasons", "run", "run_backward", "run_severa
 
 def reasons(spec: OpSpec) -> list[str]:
     """Return why a call cannot be run in one pass over the rows."""
-    if spec.op.startswith("gspmm"):
-        if not set(spec.reduces) <= {"sum", "none"}:
-            return ["a sum over the width inside of what is not summed up"]
-        formulas = [parse(text) for text in spec.formulas or [spec.formula] * len(spec.reduces)]
-        return stages_reasons(*split(formulas, spec.reduces), spec.shapes)
-    score, value = parse(spec.score), parse(spec.formula)
     if spec.op == "attention":
-        return stages_reasons((value,), (), spec.shapes, score)
-    gradients = tuple(parse(text) for text in spec.formulas)
-    shapes = (*spec.shapes, (spec.heads, spec.width))
-    everything = gradient_formulas(
-        score, value, gradients, len(shapes), want_scores=True, want_weights=True
-    )
-    return stages_reasons(*everything, shapes)
+        return stages_reasons((parse(spec.formula),), (), spec.shapes, parse(spec.score))
+    if not set(spec.reduces) <= {"sum", "none"}:
+        return ["a sum over the width inside of what is not summed up"]
+    formulas = [parse(text) for text in spec.formulas or [spec.formula] * len(spec.reduces)]
+    grad = ((spec.heads, spec.width),) * (spec.op == "attention_backward")
+    return stages_reasons(*split(formulas, spec.reduces), (*spec.shapes, *grad))
 
 
 def bind_several(
@@ -95,14 +88,14 @@ def _nothing(csr: CSR, like: Tensor, heads: int, width: int) -> list[Tensor]:
 def run_backward(csr: CSR, call: AttentionGradient) -> list[Tensor]:
     """Compute weights again, and sum gradients, in one pass over each row."""
     grad, operands = call.grad, [*call.operands, call.grad]
-    sums, stores = call.formulas()
+    sums, stores = call.sums, call.stores
     shapes, heads = shapes_of(operands), grad.size(1)
     if 0 in grad.shape[1:]:
         sizes = dict(enumerate((*shapes, (heads, 1), (heads, 1))))
         outs = [grad.new_zeros(csr.num_rows, heads, shape_of(f, sizes)[1]) for f in sums]
         return outs + [grad.new_zeros(csr.col.numel(), heads, 1) for _ in stores]
-    delta = cpu_library().row_dots(grad, call.out)
-    return _launcher(compile_stages(sums, stores, shapes), [call.total, delta])(csr)(operands)
+    numbers = call.total[:, :, 0], cpu_library().row_dots(grad, call.out)
+    return _launcher(compile_stages(sums, stores, shapes), numbers)(csr)(operands)
 
 
 def _launcher(stages: Stages, numbers: Sequence[Tensor] = ()) -> Callable[[CSR], Launch]:

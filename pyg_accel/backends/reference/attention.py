@@ -41,28 +41,20 @@ def attention(csr: CSR, score: Formula, value: Formula, operands: list[Tensor]) 
 
 
 def attention_backward(csr: CSR, call: AttentionGradient) -> list[Tensor]:
-    """Sum gradients of the operands of rows, over the transposed graph.
+    """Evaluate formulas over the transposed graph.
 
     Returns:
-        [num_rows, H, F | 1] per formula; then gradients of scores and weights, if wanted, [E, H, 1]
-        in the order of ``csr.eid``.
+        [num_rows, H, F | 1] per sum; [E, H, 1] in the order of ``csr.eid`` for what is stored.
     """
-    dtype = call.grad.dtype
-    wide = [widened(t) for t in (*call.operands, call.grad, call.out)]
-    grad, out = wide[-2:]
-    place = places_of(csr)
-    target, eid = place["u"], place["e"]
-    weights = (evaluate(call.score, wide, place) - call.total.unsqueeze(-1)[target]).exp()
-    inner = (grad[target] * evaluate(call.value, wide, place)).sum(-1, keepdim=True)
+    *operands, grad, out = (widened(t) for t in (*call.operands, call.grad, call.out))
     delta = (grad * out).sum(-1, keepdim=True)
-    of_scores = weights * (inner - delta[target])
-    by_edge = [torch.empty_like(t).index_copy_(0, eid, t) for t in (weights, of_scores)]
-    tensors = [*wide[:-1], *by_edge]
+    tensors, place = [*operands, grad, call.total, delta], places_of(csr)
     results = []
-    for formula in call.gradients:
+    for formula in call.sums:
+        part = evaluate(formula, tensors, place).expand(-1, grad.size(1), -1)
+        zeros = part.new_zeros(csr.num_rows, *part.shape[1:])
+        results.append(zeros.index_add_(0, place["v"], part))
+    for formula in call.stores:
         part = evaluate(formula, tensors, place)
-        part = part.expand(-1, grad.size(1), -1)
-        results.append(part.new_zeros(csr.num_rows, *part.shape[1:]).index_add_(
-            0, place["v"], part))  # fmt: skip
-    results += [by_edge[1]] * call.want_scores + [by_edge[0]] * call.want_weights
-    return [t.to(dtype) for t in results]
+        results.append(torch.empty_like(part).index_copy_(0, place["e"], part))
+    return [t.to(call.grad.dtype) for t in results]

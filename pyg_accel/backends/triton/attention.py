@@ -146,13 +146,12 @@ def run_backward(csr: CSR, call: AttentionGradient) -> list[Tensor]:
 
 def bind_backward(csr: CSR, call: AttentionGradient) -> Callable[[CSR], Launch]:
     """Compute weights anew, and add up gradients, in one pass."""
-    total = call.total.unsqueeze(-1)
-    sums, left = call.formulas()
-    reduces = ["sum"] * len(sums) + ["none"] * len(left)
+    reduces = ["sum"] * len(call.sums) + ["none"] * len(call.stores)
     finite = stays_finite(call.score) and stays_finite(call.value)
     infinite = len(call.operands) + 1 if finite else -1
     bound = _bind_several(
-        csr, [*sums, *left], reduces, [*call.operands, call.grad, total, total], infinite,
+        csr, [*call.sums, *call.stores], reduces,
+        [*call.operands, call.grad, call.total, call.total], infinite,
         a_row=_entries_a_copy(call.score, call.operands),
     )  # fmt: skip
     heads, width = call.out.shape[1:]
@@ -164,7 +163,7 @@ def bind_backward(csr: CSR, call: AttentionGradient) -> Callable[[CSR], Launch]:
         def differentiate(tensors: list[Tensor]) -> list[Tensor]:
             *operands, out, total, grad = tensors
             (delta,) = delta_of([grad, out])
-            return pass_over([*operands, grad, total.unsqueeze(-1), delta])
+            return pass_over([*operands, grad, total, delta])
 
         return Launch(differentiate, listed=True)
 
