@@ -46,7 +46,7 @@ from pyg_accel.ops.passes import Passes, RowRule
 from pyg_accel.ops.plan import reshaping
 from pyg_accel.ops.steps import Pass, Step, passes_of, renumber
 
-__all__ = ["attention_rule", "is_backward_fast", "operand_gradients"]
+__all__ = ["AttentionRule", "attention_rule", "is_backward_fast", "operand_gradients"]
 
 
 class _GradientPlan(NamedTuple):
@@ -173,12 +173,12 @@ class AttentionRule(RowRule):
 
     def size(self, index: int) -> tuple[int, int]:
         """Return (heads, width) of what passes read: one number for a sum of scores."""
-        total = len(self.sides) + 4
-        return (self.message[0], 1) if index == total else super().size(index)
+        number = index >= len(self.sides) + 4
+        return (self.message[0], 1) if number else super().size(index)
 
     def operators(self, graph: Graph | Arrays, edges: Edges | None, tensors: list[Any]) -> Gradient:
         """Plan the pass of operators: of the parts, if it is differentiated again."""
-        if not torch.is_grad_enabled() or tensors[-1] is None:
+        if tensors[-1] is None or not (edges or torch.is_grad_enabled()):
             return super().operators(graph, edges, tensors)
         edge_order = self.edge_order
         if isinstance(graph, Arrays):

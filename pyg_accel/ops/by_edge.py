@@ -6,7 +6,8 @@ step costs nothing but the launches: one for the call, and one for the gradients
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import count
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,16 +19,18 @@ from pyg_accel.backends.dispatch import asked_for, decide, named, variables_of_c
 from pyg_accel.backends.dtypes import accumulate
 from pyg_accel.backends.edges import Output, Passes
 from pyg_accel.errors import BackendNotSupported
-from pyg_accel.formula import Const
+from pyg_accel.formula import Const, Formula, Sum, map_children, operands_of, shape_of
 from pyg_accel.graph import Graph
 from pyg_accel.graph.csr import Edges, for_autograd
-from pyg_accel.ops.autograd import Fold, OperatorPlan
+from pyg_accel.ops.autograd import Fold, Gradient, OperatorPlan, Result
+from pyg_accel.ops.passes import RowRule
+from pyg_accel.ops.plan import folding
 from pyg_accel.runtime.cache import Bounded
 from pyg_accel.settings import settings
 
 __all__ = [
-    "COUNT", "EdgePlan", "Launch", "bind_passes", "computing", "degrees_of", "plan_by_edge",
-    "zeros_of",
+    "EdgePlan", "EdgeRule", "Sizes", "degrees_of", "plan_by_edge", "plan_passes",
+    "without_narrow_sums",
 ]  # fmt: skip
 
 # Seconds a byte that an edge reads or adds, beyond what kernels take that have rows (H100).
@@ -85,7 +88,120 @@ def computing(
     return compute
 
 
-def zeros_of(side: str, trailing: Sequence[int]) -> Launch:
+def plan_passes(
+    edges: Edges,
+    rule: "EdgeRule",
+    passes: Passes,
+    operands: Sequence[Tensor],
+    *,
+    results: int = 0,
+    counts: bool = False,
+    last: bool = False,
+) -> EdgePlan | None:
+    """Return the plan of calls; None if no backend is faster than to build the graph.
+
+    Args:
+        edges: a graph of the kind.
+        rule: how calls are differentiated.
+        passes: of the call.
+        operands: of the call.
+        results: how many a call returns, in a list; 0 if it returns a tensor.
+        counts: passes read the degrees of targets, behind the operands.
+        last: the result is what the last pass computes.
+    """
+    of, dtype, counting = rule.rule, operands[0].dtype, None
+    folds, folded = zip(*map(folding, operands, *zip(*of.shapes, strict=True)), strict=True)
+    if counts:
+        bound = bind_passes(edges, ((COUNT,), *passes), folded, dtype)
+        counting = bound and bound[1]
+        folded = (*folded, _one_of(edges, dtype))
+    bound = bind_passes(edges, passes, folded, dtype)
+    if bound is None or (counts and counting is None):
+        return None
+    name, launch = bound
+    if last:
+        forward = launch
+        launch = lambda edge_index, sizes, read: forward(edge_index, sizes, read)[::-1]  # noqa: E731
+    moved = sum(t.stride(0) * t.element_size() for t in folded)
+    moved += dtype.itemsize * of.message[0] * of.message[1] * max(results, 1)
+    plan = EdgePlan(
+        computing(launch, folds, counting), {name: None}, results, sides=of.sides, counts=counts,
+        bytes=moved * (1 + 2 * any(of.needs)),
+    )  # fmt: skip
+    if any(of.needs):
+        plan.differentiate_by(rule, of.keeps, of.sides)
+    return plan
+
+
+def _one_of(edges: Edges, dtype: torch.dtype) -> Tensor:
+    """Return a tensor like the degrees of targets."""
+    return torch.empty(1, 1, 1, dtype=accumulate(dtype), device=edges.edge_index.device)
+
+
+Sizes = dict[int, tuple[int, int]]
+
+
+class EdgeRule(NamedTuple):
+    """How calls on an edge list are differentiated.
+
+    Attributes:
+        rule: how the same call on the rows of a graph is, of what this one saves.
+        gradients: of the rule, (heads, width) of what passes read by index, and the index of the
+            degrees of targets, returns the outputs of each pass, and which operands they are of.
+    """
+
+    rule: RowRule
+    gradients: Callable[[Any, Sizes, int], tuple[Passes, list[int]]]
+
+    def bind(self, edges: Edges, tensors: list[Any]) -> Gradient | None:
+        """Plan the passes for saved tensors and gradients like these."""
+        rule, ready, folds = self.rule, dict[int, Tensor](), []
+        for place, (index, t) in enumerate(zip(rule.indices, tensors, strict=True)):
+            if t is not None:
+                fold, ready[index] = folding(t, *rule.size(index))
+                if fold is not None:
+                    folds.append((place, fold))
+        grad = next(p for p in range(len(rule.keeps), len(tensors)) if tensors[p] is not None)
+        dtype, degrees = tensors[grad].dtype, max(rule.indices) + 1
+        ready[degrees] = _one_of(edges, dtype)
+        sizes = {i: (t.size(1), t.size(2)) for i, t in ready.items()}
+        passes, order = self.gradients(rule, sizes | dict(enumerate(rule.shapes)), degrees)
+        launches: list[Any] = [
+            (_zeros_of(rule.sides[i], rule.trailings[i]), True, (grad,), (Result(i, None),))
+            for i, need in enumerate(rule.needs) if need and i not in order
+        ]  # fmt: skip
+        if not order:
+            return Gradient((), [], launches, {})
+        used = {o.index for part in passes for out in part for o in operands_of(out.formula)}
+        every = [ready.get(i) if i in used else None for i in range(degrees + 1)]
+        bound = bind_passes(edges, passes, every, dtype)
+        if bound is None:
+            return None
+        places = [*sorted(zip(rule.indices, count(), strict=False)), (degrees, len(tensors))]
+        reads = tuple([place for index, place in places if index in used])
+        folds = [(place, fold) for place, fold in folds if place in reads]
+        launches.insert(0, (bound[1], True, reads, tuple([Result(i, None) for i in order])))
+        return Gradient((), folds, launches, {bound[0]: None})
+
+    def operators(self, graph: Graph, edges: Edges | None, tensors: list[Any]) -> Gradient:
+        """Plan the pass of operators, on the rows of the graph."""
+        return self.rule.operators(graph, edges, tensors)
+
+    @staticmethod
+    def output(rule: RowRule, index: int, formula: Formula, sizes: Sizes) -> Output:
+        """Return the output that is the gradient of an operand."""
+        return Output(without_narrow_sums(formula, sizes), rule.sides[index], rule.shapes[index],
+                      trailing=tuple(rule.trailings[index]))  # fmt: skip
+
+
+def without_narrow_sums(formula: Formula, sizes: Sizes) -> Formula:
+    """Return a formula without the sums of one column."""
+    formula = map_children(formula, lambda part: without_narrow_sums(part, sizes))
+    narrow = isinstance(formula, Sum) and shape_of(formula.arg, sizes)[1] == 1
+    return formula.arg if narrow and isinstance(formula, Sum) else formula
+
+
+def _zeros_of(side: str, trailing: Sequence[int]) -> Launch:
     """Return what makes a gradient of zeros, of something like it."""
     return lambda edge_index, sizes, read: [read[0].new_zeros(sizes[_COUNTS[side]], *trailing)]
 

@@ -112,7 +112,8 @@ class RowRule(ABC):
 
     def operators(self, graph: Graph | Arrays, edges: Edges | None, tensors: list[Any]) -> Gradient:
         """Plan the pass of operators."""
-        arrays = Arrays.of(graph, edge_order=self.edge_order, transposed=self.turns)
+        edge_order = self.edge_order or edges is not None
+        arrays = Arrays.of(graph, edge_order=edge_order, transposed=self.turns)
         turned = None if arrays.rowptr_t is None else arrays.transposed
         return self._gradient(arrays.csr, turned, tensors, arrays)
 

@@ -9,9 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyg_accel.backends.base import winners_are_columns
 from pyg_accel.backends.spec import Shapes, shapes_of
 from pyg_accel.formula import has_sum, is_summed, operands_of, parse, shape_of
 from pyg_accel.graph import CSR, Graph
+from pyg_accel.graph.csr import Edges
 from pyg_accel.ops.arrays import Arrays
 from pyg_accel.ops.autograd import Gradient, OperatorPlan, Result
 from pyg_accel.ops.gspmm_backward import (
@@ -104,6 +106,16 @@ class Reduction(RowRule):
     def bind(self, graph: Graph | Arrays, tensors: list[Any]) -> Gradient | None:
         """Plan the pass of kernels; that of products is one of operators."""
         return None if "prod" in self.reduces else super().bind(graph, tensors)
+
+    def operators(self, graph: Graph | Arrays, edges: Edges | None, tensors: list[Any]) -> Gradient:
+        """Plan the pass of operators; winners of an edge list are edges, not columns."""
+        n, columns = len(self.sides), winners_are_columns(parse(self.text), self.reduces)
+        if edges is not None and columns and n + 1 in self.indices:
+            place = self.indices.index(n + 1)
+            (source, _), winner = edges.ends(), tensors[place]
+            sources = source.index_select(0, winner.clamp(min=0).flatten()).view(winner.shape)
+            tensors[place] = torch.where(winner < 0, -1, sources)
+        return super().operators(graph, edges, tensors)
 
     def passes(self, found: Passes, arrays: Arrays | None, special: Pass | None) -> Sequence[Pass]:
         """Return the passes of :func:`plan_gradients`, and prepare the gradients of results."""
