@@ -120,8 +120,7 @@ def plan_passes(
         return None
     name, launch = bound
     if last:
-        forward = launch
-        launch = lambda edge_index, sizes, read: forward(edge_index, sizes, read)[::-1]  # noqa: E731
+        launch = _reversed(launch)
     moved = sum(t.stride(0) * t.element_size() for t in folded)
     moved += dtype.itemsize * of.message[0] * of.message[1] * max(results, 1)
     plan = EdgePlan(
@@ -131,6 +130,11 @@ def plan_passes(
     if any(of.needs):
         plan.differentiate_by(rule, of.keeps, of.sides)
     return plan
+
+
+def _reversed(launch: Launch) -> Launch:
+    """Return what computes the results in the opposite order."""
+    return lambda edge_index, sizes, operands: launch(edge_index, sizes, operands)[::-1]
 
 
 def _one_of(edges: Edges, dtype: torch.dtype) -> Tensor:

@@ -24,6 +24,7 @@ from pyg_accel.ops.autograd import (
     Result,
     Rule,
     apply,
+    apply_unchecked,
     each_of,
 )
 
@@ -109,7 +110,7 @@ def _dispatched(overload: Any, record: Callable[..., Recorded], keys: Any, *args
             return overload.redispatch(keys & torch._C._after_autograd_keyset, *args)
 
     if torch.is_grad_enabled() and torch._C._any_requires_grad(*args):
-        return _record(run, record, args)
+        return _record(run, record, args, apply)
     return run(*args)
 
 
@@ -128,7 +129,7 @@ def call(name: str, *args: Any) -> Any:
     operator = _operators[name]
     if not needs or operator.record is None or not torch.is_grad_enabled():
         return operator.run(*args)
-    return _record(operator.run, operator.record, args)
+    return _record(operator.run, operator.record, args, apply_unchecked)
 
 
 def _is_observed() -> bool:
@@ -139,7 +140,12 @@ def _is_observed() -> bool:
     )
 
 
-def _record(run: Callable[..., Any], record: Callable[..., Recorded], args: tuple[Any, ...]) -> Any:
+def _record(
+    run: Callable[..., Any],
+    record: Callable[..., Recorded],
+    args: tuple[Any, ...],
+    apply: Callable[..., Any],
+) -> Any:
     """Run an operator as a node of autograd."""
     rule, keeps, graph, results = record(*args)
     at = next((i for i, a in enumerate(args) if type(a) is list and a
@@ -155,7 +161,8 @@ def _record(run: Callable[..., Any], record: Callable[..., Recorded], args: tupl
         return outs
 
     keeps = tuple([place if place < n else place + len(rest) for place in keeps])
-    plan = OperatorPlan(compute, {}, results, rule, keeps, asked=asked_for())
+    plain = at is None and not results
+    plan = OperatorPlan(run if plain else compute, {}, results, rule, keeps, asked=asked_for())
     outs = apply(plan, graph, None, *operands, *rest)
     return [*outs, *hidden] if results else outs
 
@@ -194,9 +201,10 @@ class _Declared(NamedTuple):
     def _evaluate(
         self, function: Callable[..., Tensor], names: tuple[str, ...], grad: Tensor, *saved: Tensor
     ) -> Tensor:
-        known = self.others | dict(zip(self.saved, saved, strict=True))
-        return function(grad, *[[known[a] for a in self.arrays] if name == "arrays" else known[name]
-                                for name in names])  # fmt: skip
+        known = {**self.others, **dict(zip(self.saved, saved, strict=True))}
+        if "arrays" in names:
+            known["arrays"] = [known[name] for name in self.arrays]
+        return function(grad, *map(known.__getitem__, names))
 
 
 _SIZES = {"rows": 0, "columns": 1}
