@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch_geometric.nn import MessagePassing, RGCNConv
 
-from pyg_accel.distributed import norms, tracking
+from pyg_accel.distributed import norms, products, tracking
 from pyg_accel.distributed.halo import Halo, collect, exchange
 from pyg_accel.distributed.tracking import RUNNING, adopt, exchanged, halo_of, refuse
 from pyg_accel.errors import NotDistributable
@@ -104,8 +104,10 @@ def layer(self: MessagePassing, *args: Any, **kwargs: Any) -> Any:
     Edges that the layer derives from others get their halo. There is no check whether the graph is
     large enough to accelerate: all ranks have to take part in collectives.
     """
-    if RUNNING.wire is None or self in patching.transforms:
+    if RUNNING.wire is None:
         return layers.layer(self, *args, **kwargs)
+    if (transformed := patching.transformed.get(self)) is not None:
+        return products.call(self, transformed, args, kwargs)
     if RUNNING.layer is not None:
         return layers.hooked(self, *args, **kwargs)
     with tracking.running(layer={}), tracking.Following():

@@ -4,13 +4,13 @@ A product with a matrix of edges reads rows of other ranks, which are exchanged 
 rewritten layers the tree decides whether X or X W is sent, so all ranks have to run the same tree.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch_geometric.nn import MessagePassing
 
 from pyg_accel.distributed.halo import Halo
 from pyg_accel.distributed.tracking import (
@@ -22,8 +22,11 @@ from pyg_accel.distributed.tracking import (
     running,
     stays,
 )
+from pyg_accel.graph.memo import tensors_in
+from pyg_accel.patching import layers
+from pyg_accel.patching.running import running as patching
 
-__all__ = ["ProductHalos"]
+__all__ = ["ProductHalos", "call"]
 
 
 @dataclass(frozen=True)
@@ -53,26 +56,6 @@ class ProductHalos:
             refuse("a MaxK layer", edge_index)
         return None if halo is None else cls(halo)
 
-    @classmethod
-    def of_call(cls, values: Iterable[Any]) -> "ProductHalos | str | None":
-        """Return the halo of the edges among the arguments of a layer.
-
-        Only for edges that distribute() returned: their halo identifies a call on all ranks, while
-        its sizes differ.
-
-        Returns:
-            None outside of distributed models; text if there is no such halo.
-        """
-        if RUNNING.wire is None:
-            return None
-        tensors = [value for value in values if type(value) is Tensor and stays(value)]
-        halos = [halo for halo in map(halo_of, tensors) if halo is not None]
-        if len(halos) == 1:
-            return cls(halos[0])
-        return (
-            "on several ranks the edges of a rewritten layer are those that distribute() returned"
-        )
-
     def whole(self, data: Any) -> Any:
         """Return features with those of halo nodes."""
         return exchanged(self.halo, "x", data)
@@ -81,11 +64,10 @@ class ProductHalos:
         """Return whether a tensor is the same object in every call."""
         return stays(tensor)
 
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        """Run the code of a layer in the block as in a distributed model."""
+    def forward_of(self, layer: MessagePassing, *args: Any, **kwargs: Any) -> Any:
+        """Run the forward of a layer, in which propagate exchanges its operands."""
         with running(layer={}), Following():
-            yield
+            return layers.forward_of(layer, *args, **kwargs)
 
     def agree(self, reason: str, text: str) -> str:
         """Return the first reason of any rank, or one if ranks pass different texts."""
@@ -100,3 +82,27 @@ class ProductHalos:
         times = torch.tensor(seconds, dtype=torch.float64, device=wire.device)
         longest: list[float] = wire.largest(times, "set-up").tolist()
         return longest
+
+
+def call(
+    layer: MessagePassing, transformed: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Make a call of a rewritten layer, which exchanges rows in front of its products.
+
+    Only on edges that distribute() returned: their halo identifies a call on all ranks, while its
+    sizes differ.
+    """
+    given = (*args, *kwargs.values())
+    stored = [value for value in given if type(value) is Tensor and stays(value)]
+    halos = [halo for halo in map(halo_of, stored) if halo is not None]
+    if len(halos) != 1:
+        reason = "on several ranks a rewritten layer takes the edges that distribute() returned"
+        return layers.untransformed(layer, transformed, reason, args, kwargs)
+    before = patching.transformed, patching.exchange
+    patching.exchange = ProductHalos(halos[0])
+    known = transformed.of_halo(halos[0], tensors_in((args, kwargs)))
+    patching.transformed = {layer: known}
+    try:
+        return layers.layer(layer, *args, **kwargs)
+    finally:
+        patching.transformed, patching.exchange = before

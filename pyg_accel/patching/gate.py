@@ -40,6 +40,7 @@ from pyg_accel.settings import settings
 __all__ = ["NOTHING", "Call", "by_program", "enter", "leave", "too_small"]
 
 NOTHING = object()
+UNSEEN = 2  # after so many calls in a row with a new graph, every call is assumed to have one
 _seen: "weakref.WeakKeyDictionary[object, GraphHistory]" = weakref.WeakKeyDictionary()  # by owners
 
 
@@ -93,15 +94,11 @@ def by_program(
     now: tuple[Any, ...] | None = None
     leaves: tuple[Tensor, ...] | None
     adopted = False
-    known: Any = None
-    transforms = running.transforms
-    transform = transforms.get(layer) if transforms and name == "call" else None
+    transformed = running.transformed
+    known: Any = transformed.get(layer) if transformed and name == "call" else None
+    own = known is None
     while True:
-        if transform is not None:
-            known = transform.programs(args, kwargs)
-            if known is None:
-                return NOTHING
-        else:
+        if own:
             known = vars(layer).get(PROGRAMS)
             known = None if known is None else known.get(name)
             if known is not None and known.layer is not layer:
@@ -136,6 +133,8 @@ def by_program(
                 and guard.apart(map(id, leaves))
                 and unchanged(guard.compared)
             ):
+                if state.new_graphs is (state.unseen <= UNSEEN):
+                    program = known.again(program, leaves)
                 break
         else:
             if adopted or not programs.adopt(known, layer, name, args, kwargs, now or context()):
@@ -146,8 +145,6 @@ def by_program(
     if saved_tensors_are_hooked():  # a checkpoint expects the same of a call made again
         return NOTHING
     assert leaves is not None
-    if transform is not None:
-        program = transform.revised(known, program, leaves)
     program.state.used = True
     before = None
     if program.state.verified:

@@ -13,6 +13,7 @@ from torch_geometric.nn import MessagePassing
 from pyg_accel.graph import memo
 from pyg_accel.graph.memo import copied, remembered
 from pyg_accel.patching import gate, recording
+from pyg_accel.patching.programs import Programs
 from pyg_accel.patching.reasons import is_active, torch_records, transform_reasons
 from pyg_accel.patching.running import running
 from pyg_accel.patching.self_loops import native
@@ -42,25 +43,47 @@ def hooked(self: MessagePassing, *args: Any, **kwargs: Any) -> Any:
     """Stand in for the same where the layer has no program: the hooks inside of it run."""
     if torch_records():
         return forward_of(self, *args, **kwargs)
-    if (transform := running.transforms.get(self)) is not None:
-        return transform.record(args, kwargs)
-    if not is_active(self):
+    transformed = running.transformed.get(self)
+    if transformed is None and not is_active(self):
         return forward_of(self, *args, **kwargs)
-    if not running.stock:
-        return _remembering(self, args, kwargs)
-    running.stock = False  # a part of another layer's call, with a graph of its own
+    stock, running.stock = running.stock, False  # a part of another layer's call has its own graph
     try:
-        return _remembering(self, args, kwargs)
+        return _remembering(self, transformed, args, kwargs)
+    except recording.Refused as refused:
+        return untransformed(self, transformed, str(refused), args, kwargs)
     finally:
-        running.stock = True
+        running.stock = stock
 
 
-def _remembering(self: MessagePassing, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def untransformed(
+    self: MessagePassing,
+    transformed: Any,
+    reason: str,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """Make a call as outside of the model whose layers are transformed, and say why."""
+    transformed.reasons[reason] = None
+    before, running.transformed = running.transformed, {}
+    try:
+        call = gate.Call(type(self)._call_impl, self, args, kwargs)
+        return gate.leave(call, [reason], counts=not is_active(self))  # else patch() counts it
+    finally:
+        running.transformed = before
+
+
+def _remembering(
+    self: MessagePassing,
+    transformed: Programs | None,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
     """Make a call that gets from memory what was derived from its edge_index before."""
     before = memo.running.begin()
     try:
         if running_recorder.recorder is None:
-            out = recording.recorded(self, "call", forward_of, forward_of, args, kwargs)
+            make = forward_of if running.exchange is None else running.exchange.forward_of
+            out = recording.recorded(self, "call", make, forward_of, args, kwargs, transformed)
         else:
             out = forward_of(self, *args, **kwargs)
     finally:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, NamedTuple
 
+from torch import Tensor
 from torch.nn import Module
 
 from pyg_accel.graph.derived import GraphHistory
@@ -125,6 +126,8 @@ class OfClass:
 class Programs:
     """Of the calls of one layer, or of its propagate.
 
+    A subclass transforms programs: they do the same in another way.
+
     Args:
         layer: the layer.
         of_class: what all layers of its class share.
@@ -136,14 +139,33 @@ class Programs:
         looked: version of the class when none of its programs served, and none could be recorded.
         switched: changes of patch() at which the layer was accelerated.
         seen: graphs of fewer edges than new ones have to have.
+        drift: by which factor sizes may differ from those for which a program was transformed; 0
+            for any.
     """
 
     __slots__ = ("layer", "looked", "of_class", "overwrites", "programs", "seen", "switched")
+    drift = 0
 
     def __init__(self, layer: Module, of_class: OfClass) -> None:
         self.layer, self.of_class = layer, of_class
         self.programs: list[LayerProgram] = []
         self.overwrites, self.looked, self.switched, self.seen = True, -1, -1, GraphHistory()
+
+    def refusal(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        """Return why a call is not transformed; empty if it is."""
+        return ""
+
+    def transformed(
+        self, program: LayerProgram | None, kind: Any, leaves: list[Tensor]
+    ) -> LayerProgram | None:
+        """Return the program to store for a call that was recorded.
+
+        Args:
+            program: as recorded; None if there is none.
+            kind: of the call, by which is noted why there is none.
+            leaves: the tensors among the arguments of the call.
+        """
+        return program
 
     def give_up(self, reason: str) -> None:
         """Drop all programs, and record no other call."""

@@ -47,7 +47,7 @@ from pyg_accel.runtime.report import record as count
 from pyg_accel.runtime.report import row_of
 from pyg_accel.settings import settings
 
-__all__ = ["Attempt", "attempt", "held", "note", "recorded", "verifies"]
+__all__ = ["Attempt", "Refused", "attempt", "held", "note", "recorded", "verifies"]
 
 # The methods that a call begins with.
 _ENTRIES = {
@@ -76,6 +76,10 @@ class _TraceNotes:
     def text(self) -> str:
         """What the report shows of them."""
         return "; ".join(self.outer())
+
+
+class Refused(Exception):
+    """A call for which a transform has no program and makes none; the text is the reason."""
 
 
 class Attempt(NamedTuple):
@@ -124,27 +128,41 @@ def recorded(
     stock: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
+    transformed: Programs | None = None,
 ) -> Any:
-    """Make a call and record it, if it can be; ``stock`` makes it as PyG does."""
+    """Make a call and record it, if it can be; ``stock`` makes it as PyG does.
+
+    Raises:
+        Refused: if it cannot be, and there are ``transformed`` programs for it; it was not made.
+    """
     if get_eval_frame_callback() is not None:
         return make(layer, *args, **kwargs)  # after a break of its graph Dynamo sees what runs here
-    known = programs_of(layer, name)
+    known = programs_of(layer, name) if transformed is None else transformed
     start = perf_counter()
-    made = attempt(known, layer, name, make, args, kwargs)
+    outside = running.transformed, forced.on
+    if transformed is not None:
+        running.transformed, forced.on = {}, True
+    try:
+        made = attempt(known, layer, name, make, args, kwargs)
+    finally:
+        running.transformed, forced.on = outside
     if isinstance(made, str):
         known.looked = known.of_class.version
+        if transformed is not None:
+            raise Refused(made)
         return make(layer, *args, **kwargs)
-    if made.program is None:
+    program = known.transformed(made.program, made.kind, tensors_in((args, kwargs)))
+    if program is None:
         known.looked = known.of_class.version
-    if verifies() and made.formulas:
+    if verifies() and made.formulas and transformed is None:
         assert made.before is not None
         verify(stock, layer, args, kwargs, made.out, made.before)
-    if made.program is not None:
-        known.store(made.program, made.alike)
-        leaves = made.program.signature.leaves(args, kwargs)
-        sizes = made.program.state.sizes
+    if program is not None:
+        known.store(program, made.alike)
+        leaves = program.signature.leaves(args, kwargs)
+        sizes = program.state.sizes
         graph = leaves[sizes.graph]
-        if graph.size(1) < sizes.fewest and not made.program.writes:  # as it is in later calls
+        if graph.size(1) < sizes.fewest and not program.writes:  # as it is in later calls
             assert made.before is not None
             made.before.restore()
             sizes.row_few.add(perf_counter() - start)
@@ -178,7 +196,7 @@ def attempt(
         args: of the call.
         kwargs: of the call.
     """
-    if reason := _unrecordable(layer, name, args, kwargs):
+    if reason := known.refusal(args, kwargs) or _unrecordable(layer, name, args, kwargs):
         known.of_class.reason = known.of_class.reason or reason
         return reason
     failed = known.of_class.fail
@@ -192,7 +210,7 @@ def attempt(
         alike = next((p for p in (*held(known, now), *matching(known, now))
                       if p.signature.is_like(signature)), None)  # fmt: skip
         if alike is not None:
-            signature = Signature(args, kwargs, alike.signature)
+            signature = Signature(args, kwargs, alike.signature, known.drift)
             alike = alike if signature.dynamic or alike.exact else None
         exact, whole = alike is None and is_users(layer), name == "call" and is_users(layer)
         device = next(v.device for v in (*args, *kwargs.values()) if is_edge_index(v))

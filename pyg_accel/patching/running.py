@@ -3,11 +3,11 @@
 import threading
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 from torch.nn import Module
 
-__all__ = ["Transform", "Unrecognised", "running"]
+__all__ = ["Unrecognised", "running"]
 
 
 class Unrecognised(Exception):
@@ -25,32 +25,22 @@ class Unrecognised(Exception):
             running.traces[-1].failure = self
 
 
-class Transform(Protocol):
-    """Changes the recorded programs of one layer: they do the same in another way."""
-
-    def programs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return the changed programs that a call may fit; None if the layer itself runs."""
-
-    def revised(self, known: Any, program: Any, leaves: tuple[Any, ...]) -> Any:
-        """Return the program of a call, changed in another way if the call asks for that."""
-
-    def record(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Make a call that fits none of them."""
-
-
 class _Running(threading.local):
     """What runs in this thread.
 
     Attributes:
-        transforms: of layers of the optimized model that runs; none inside of such a layer.
+        transformed: the programs of layers of the optimized model that runs, which stand in for
+            the layers' own; none inside of such a layer.
         static: arguments of that model that are the same tensors in every call.
+        exchange: fetches rows of other processes for the layer that runs; None in one process.
         traces: the calls being traced, innermost last. The stack of function modes does not tell: a
             mode is off while it handles a function.
         stock: a layer's call is PyG's own for its size, and functions inside run as they were.
     """
 
-    transforms: Mapping[Module, Transform] = MappingProxyType({})
+    transformed: Mapping[Module, Any] = MappingProxyType({})
     static: tuple[Any, ...] = ()
+    exchange: Any = None
     stock = False
 
     def __init__(self) -> None:

@@ -40,11 +40,11 @@ class State:
         used: whether one has run.
         verified: whether PyG's results are compared with theirs.
         unseen: how many calls in a row had a new graph.
-        decided: what a transform has decided about them; None without one.
+        new_graphs: whether a transform took every call to have one; None if it does not matter.
     """
 
     sizes: Any = None
-    decided: Any = None
+    new_graphs: bool | None = None
     overwrites = True
     used = verified = False
     unseen = 0

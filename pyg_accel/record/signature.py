@@ -25,13 +25,18 @@ class Signature:
         args: of a call.
         kwargs: of a call.
         other: of another call. Sizes that differ between the two may be any.
+        drift: by which factor these sizes may be larger or smaller than in the call.
 
     Raises:
         NotComparable: if an argument is not a tensor, a number or a tuple of these.
     """
 
     def __init__(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], other: "Signature | None" = None
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        other: "Signature | None" = None,
+        drift: int = 0,
     ) -> None:
         self.key: tuple[Any, ...] = tuple(_describe((args, *kwargs.items())))
         tensors = self.leaves(args, kwargs)
@@ -40,7 +45,7 @@ class Signature:
             pairs = zip(self.shapes, other.shapes, strict=True)
             self.shapes = [tuple(map(_common, shape, others)) for shape, others in pairs]
         self.dynamic = any(None in shape for shape in self.shapes)
-        self._example = args, kwargs
+        self._example, self._drift = (args, kwargs), drift
 
     def is_like(self, other: "Signature") -> bool:
         """Whether arguments are equal up to sizes."""
@@ -59,7 +64,7 @@ class Signature:
             names: of attributes that code reads, which tensors must not have of their own.
         """
         args, kwargs = self._example
-        writer = _Writer(self.shapes, names)
+        writer = _Writer(self.shapes, names, self._drift)
         leaves = writer.unpack("args", args)
         if kwargs:
             writer.names["K"] = [*kwargs]  # code may go through them in order
@@ -79,10 +84,12 @@ class Signature:
 class _Writer:
     """Generates the code of a function that compares arguments."""
 
-    def __init__(self, shapes: list[tuple[int | None, ...]], names: frozenset[str]) -> None:
+    def __init__(
+        self, shapes: list[tuple[int | None, ...]], names: frozenset[str], drift: int
+    ) -> None:
         self.lines: list[str] = []
         self.names: dict[str, Any] = {"strided": torch.strided, "read": names}
-        self._shapes = iter(shapes)
+        self._shapes, self._drift = iter(shapes), drift
         self._tensors: list[tuple[str, Tensor]] = []
         self._count = 0
 
@@ -134,6 +141,9 @@ class _Writer:
             for dim, size in enumerate(shape):
                 least = f"< {LEAST}" if size is None else f"!= {size}"
                 self.need(f"{name}.size({dim}) {least}")
+                if size is None and self._drift:
+                    size, factor = value.size(dim), self._drift
+                    self.need(f"not {size} <= {name}.size({dim}) * {factor} <= {size * factor**2}")
         self._tensors.append((name, value))
         return [name]
 

@@ -1,8 +1,12 @@
 """``optimize()``: the same model with the cheapest order of its matrix products."""
 
+import linecache
+import os
+import sys
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from inspect import signature
+from pathlib import Path
 from traceback import extract_tb
 from typing import Any, get_args
 
@@ -11,10 +15,12 @@ from torch import Tensor
 from torch_geometric.nn import MessagePassing
 from torch_geometric.nn.dense.linear import is_uninitialized_parameter as is_lazy
 
+import pyg_accel
 from pyg_accel.errors import VerificationError
 from pyg_accel.patching.api import installed
 from pyg_accel.rewrite.cost import CostModel
-from pyg_accel.rewrite.optimized import OptimizedModel, rewritten_layers
+from pyg_accel.rewrite.layer import Reassociation
+from pyg_accel.rewrite.optimized import OptimizedModel, forward_with, rewritten_layers
 from pyg_accel.rewrite.select import Choose, Options
 from pyg_accel.rewrite.tree import Tree
 from pyg_accel.rewrite.verify import differences, evaluated
@@ -22,6 +28,9 @@ from pyg_accel.runtime.checks import check_arguments
 from pyg_accel.settings import settings
 
 __all__ = ["optimize"]
+
+# Folders whose code stands between a model's and its layers.
+_PASSED = tuple(f"{Path(file).parent}{os.sep}" for file in (torch.__file__, pyg_accel.__file__))
 
 
 def optimize(
@@ -87,9 +96,8 @@ def optimize(
         evaluated(model, example_inputs, example_kwargs)
     options = Options(train=train, choose=choose, cost=cost, price_all=price_all)
     fast = OptimizedModel(model, options, static)
-    layers = rewritten_layers(fast).values()
-    for layer in layers:
-        layer.notes_calls = True
+    forward = fast.forward
+    fast.forward = forward_with(model, _Noted(fast._opt_layers), static)
     try:
         evaluated(fast, example_inputs, example_kwargs, learning=train)
     except AssertionError as error:
@@ -97,9 +105,8 @@ def optimize(
             raise
         asserted = extract_tb(error.__traceback__)[-1].line  # PyG's own have no text
         raise ValueError(f"the examples do not fit {type(model).__name__}: {asserted}") from error
-    for layer in layers:
-        layer.notes_calls = False
-    decisions = [d for layer in layers for d in layer.decisions]
+    fast.forward = forward
+    decisions = [d for layer in rewritten_layers(fast).values() for d in layer.decisions]
     if static and not any(decision.assumed.static & {"X", "Y"} for decision in decisions):
         warnings.warn(
             f"static={list(static)} has no effect: no layer gets {' or '.join(static)} as it is",
@@ -113,6 +120,25 @@ def optimize(
         if wrong := differences(expected, actual):
             raise VerificationError(f"{type(model).__name__}, rewritten: {wrong}")
     return fast
+
+
+class _Noted(dict[torch.nn.Module, Reassociation]):
+    """Programs of layers; notes the lines of code whose calls look for them."""
+
+    def get(self, layer: Any, default: Any = None) -> Any:
+        known = super().get(layer, default)
+        if known is not None:
+            known.calls[_calling_line()] = None
+        return known
+
+
+def _calling_line() -> str:
+    """Return the line of code that calls a layer, and where that is."""
+    frame: Any = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PASSED):
+        frame = frame.f_back
+    path, number = frame.f_code.co_filename, frame.f_lineno
+    return f"{linecache.getline(path, number).strip()}  # {Path(path).name}, line {number}"
 
 
 def _checked(

@@ -11,12 +11,12 @@ from torch.compiler import is_dynamo_compiling
 from torch_geometric.nn import MessagePassing
 
 from pyg_accel.patching.api import OverrideHandle, installed
-from pyg_accel.patching.running import Transform, running
+from pyg_accel.patching.running import running
 from pyg_accel.rewrite.layer import Reassociation
 from pyg_accel.rewrite.select import Options
 from pyg_accel.runtime.wrapper import ModelWrapper
 
-__all__ = ["OptimizedModel", "rewritten_layers"]
+__all__ = ["OptimizedModel", "forward_with", "rewritten_layers"]
 
 
 class OptimizedModel(ModelWrapper):
@@ -40,9 +40,9 @@ class OptimizedModel(ModelWrapper):
         static: tuple[str, ...] = (),
     ) -> None:
         """Share the attributes of the model."""
-        layers = _transforms(model, options)
+        layers = _transformed(model, options)
         super().__init__(model, _opt_layers=layers, _opt_options=options, _opt_static=static,
-                         forward=_forward(model, layers, static))  # fmt: skip
+                         forward=forward_with(model, layers, static))  # fmt: skip
         # torch.fx, and with it to_hetero(), reads the forward of the class: that of the model.
         if reads := getattr(type(model), "forward", None):
             cls = type("OptimizedModel", (OptimizedModel,), {"forward": reads})
@@ -71,22 +71,22 @@ def rewritten_layers(fast: OptimizedModel) -> dict[str, Reassociation]:
     return {path: layers[module] for path, module in fast.named_modules() if module in layers}
 
 
-def _transforms(model: torch.nn.Module, options: Options) -> dict[torch.nn.Module, Reassociation]:
-    """Return the transform of each layer; layers inside of layers run as they are."""
-    transforms: dict[torch.nn.Module, Reassociation] = {}
+def _transformed(model: torch.nn.Module, options: Options) -> dict[torch.nn.Module, Reassociation]:
+    """Return the programs of each layer; layers inside of layers run as they are."""
+    known: dict[torch.nn.Module, Reassociation] = {}
     todo = [model]
     for module in todo:  # as it grows
         if isinstance(module, MessagePassing):
-            transforms.setdefault(module, Reassociation(module, options))
+            known.setdefault(module, Reassociation(module, options))
         elif isinstance(module, OptimizedModel):
-            transforms.update(module._opt_layers)
+            known.update(module._opt_layers)
         else:
             todo += module.children()
-    return transforms
+    return known
 
 
-def _forward(
-    model: torch.nn.Module, layers: Mapping[torch.nn.Module, Transform], static: tuple[str, ...]
+def forward_with(
+    model: torch.nn.Module, layers: Mapping[torch.nn.Module, Reassociation], static: tuple[str, ...]
 ) -> Callable[..., Any]:
     """Return a ``forward`` with the signature of the model's that transforms its layers."""
 
@@ -99,12 +99,12 @@ def _forward(
     def forward(*args: Any, **kwargs: Any) -> Any:
         if is_dynamo_compiling() and "halos" not in installed:
             return model(*args, **kwargs)  # compile the layers as they are
-        before = running.transforms, running.static
-        running.transforms = layers
+        before = running.transformed, running.static
+        running.transformed = layers
         running.static = static_tensors(args, kwargs) if static else ()
         try:
             return model(*args, **kwargs)
         finally:
-            running.transforms, running.static = before
+            running.transformed, running.static = before
 
     return forward

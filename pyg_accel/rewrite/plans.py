@@ -171,7 +171,7 @@ def plan_of(fast: OptimizedModel) -> ModelPlan:
 def _layer(path: str, layer: Reassociation) -> LayerPlan:
     calls = tuple(layer.calls) if path else ()  # the model itself is called by the wrapper
     reasons = tuple(layer.reasons) or (() if layer.decisions else ("it was not called",))
-    empty = LayerPlan(path, type(layer.conv).__name__, "", {}, (), "", "", reasons, calls)
+    empty = LayerPlan(path, type(layer.layer).__name__, "", {}, (), "", "", reasons, calls)
     if not layer.decisions:
         return empty
     decision = layer.decisions[-1]

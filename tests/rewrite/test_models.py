@@ -314,7 +314,7 @@ def test_explainers_find_its_layers(make):
     assert float(mask.abs().sum()) > 0
     torch.testing.assert_close(fast(*args), model(*args))
     layers = list(rewritten_layers(fast).values())
-    assert all(not layer.conv.explain for layer in layers)
+    assert all(not layer.layer.explain for layer in layers)
 
 
 @pytest.mark.filterwarnings("ignore")

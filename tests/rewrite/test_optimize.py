@@ -153,6 +153,23 @@ def test_one_decision_serves_graphs_of_about_the_same_size():
     assert len(layer.decisions) == known + 1
 
 
+def test_calls_with_new_graphs_are_decided_for_new_graphs():
+    """Nothing that is computed once per graph pays there, until a graph comes again."""
+    conv, (x, edge_index) = nn.GCNConv(12, 4).eval(), inputs()
+    fast = optimize(conv, x, edge_index, choose="((((D·A·D)·X)·W) + b)")
+    (layer,) = layers(fast)
+    with torch.no_grad():
+        fast(x, edge_index)
+        before = len(layer.decisions)
+        for _ in range(5):
+            edges = torch.randint(N, (2, E))
+            torch.testing.assert_close(fast(x, edges), conv(x, edges))
+        assert len(layer.decisions) == before + 1
+        for _ in range(3):
+            torch.testing.assert_close(fast(x, edges), conv(x, edges))
+        assert len(layer.decisions) == before + 2
+
+
 def test_static_features_are_aggregated_once_until_they_change():
     model, (x, edge_index) = nn.SAGEConv(12, 4), inputs()
     fast = optimize(model, x, edge_index, train=True, static=("x",))

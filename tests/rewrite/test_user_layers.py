@@ -497,7 +497,7 @@ def test_threads_do_not_see_each_other_s_calls():
     assert started.wait(60)
     torch.testing.assert_close(layer(x, edge_index), expected)
     assert "propagate" not in vars(conv) and "propagate" not in vars(
-        rewritten_layers(layer)[""].conv
+        rewritten_layers(layer)[""].layer
     )
     done.set()
     thread.join()
