@@ -172,7 +172,9 @@ def recorded(
             finally:
                 running.stock = before
         known.seen.is_new(graph)  # it is not in the next call
-    if made.formulas:
+    if program is not None and program is made.program:
+        program.state.sizes.row.add(perf_counter() - start)
+    elif made.formulas:
         count(type(layer).__name__, made.formulas, made.backends, "", perf_counter() - start)
     return made.out
 
