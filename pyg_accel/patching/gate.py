@@ -32,7 +32,6 @@ from pyg_accel.patching.verification import verify
 from pyg_accel.record.dims import Unexpected
 from pyg_accel.record.guard import unchanged
 from pyg_accel.record.recorder import running_recorder
-from pyg_accel.runtime.cache import saved_tensors_are_hooked
 from pyg_accel.runtime.module_state import PROGRAMS, ModuleState, modules_in
 from pyg_accel.runtime.report import record
 from pyg_accel.settings import settings
@@ -142,8 +141,8 @@ def by_program(
             adopted = True
             continue
         break
-    if saved_tensors_are_hooked():  # a checkpoint expects the same of a call made again
-        return NOTHING
+    if saved_tensors_hooks(False) is not None:
+        return NOTHING  # a checkpoint expects the same of a call made again
     assert leaves is not None
     program.state.used = True
     before = None
@@ -152,12 +151,12 @@ def by_program(
     start = perf_counter()
     outer, arguments.tensors = arguments.tensors, leaves
     try:
-        derived = program.find(leaves)
+        derived = () if program.parts is None else program.find(leaves)
         if derived is None:
             derived = program.derive(leaves)
         else:
             program.state.unseen = 0
-        out = program.finish(leaves, derived)
+        out = program.finish(*leaves, *derived)
     except (Unexpected, IndexError, ValueError):
         return NOTHING  # sizes that do not agree, which PyG explains
     finally:
@@ -255,7 +254,7 @@ def too_small(
     if known or edges >= fewest:
         return []
     # A checkpoint repeats what ran now, and then the graph is not new any more.
-    if not (new := saved_tensors_are_hooked()):
+    if not (new := saved_tensors_hooks(False) is not None):
         with torch._C.DisableTorchFunction():
             new = _seen.setdefault(owner, GraphHistory()).is_new(graph)
     return size_reasons(edges, fewest, new=True) if new else []

@@ -66,6 +66,8 @@ class LayerProgram:
         formulas: for the report.
         backends: for the report.
         admit: a function that returns the tensors among arguments that fit, or None.
+        parts: what it derives from a graph, and the rest; None if it derives nothing.
+        finish: a function of these tensors and what :meth:`find` returns, which runs the call.
         derives: how many functions of the graph it runs once per graph.
         derives_anew: whether one of them also reads other values, so that it runs in each call.
         writes: whether it changes tensors in place.
@@ -107,52 +109,49 @@ class LayerProgram:
         return other
 
     def _compile(self, graph: torch.fx.Graph) -> None:
-        self._parts = split(graph)
+        self.parts = split(graph)
         self.writes = any(WRITES in node.meta for node in self.graph.nodes)
         self.derives = sum(_remembers(node) for node in self.graph.nodes)
         self.derives_anew = derives_anew(graph)
-        graphs = (graph,) if self._parts is None else (self._parts.rest, self._parts.derive)
+        graphs = (graph,) if self.parts is None else (self.parts.rest, self.parts.derive)
         self._functions = tuple(map(_compiled, graphs))
-        self._sizes_read = _nothing
         self._tensor_constants: tuple[str, ...] = ()
-        if self._parts is not None:
-            self._sizes_read = _sizes_of(self._parts.sizes) if self._parts.sizes else _nothing
+        if self.parts is not None:
             self._tensor_constants = tuple(
-                name for name in self._parts.constants if isinstance(self.constants[name], Tensor)
+                name for name in self.parts.constants if isinstance(self.constants[name], Tensor)
             )
         self._bind()
 
     def _bind(self) -> None:
         """Let the compiled functions read the constants of the layer."""
-        self._rest, *derive = (MethodType(f, self.guard.values) for f in self._functions)
+        self.finish, *derive = (MethodType(f, self.guard.values) for f in self._functions)
         self._derive = derive[0] if derive else None
 
     def find(self, leaves: tuple[Tensor, ...]) -> Any:
-        """Return the stored values derived from the tensors of a call; None if there are none."""
-        if self._parts is None:
-            return ()
+        """Return, in a tuple, the values derived from the tensors of a call; None if not stored.
+
+        Programs without :attr:`parts` derive none.
+        """
+        assert self.parts is not None
         constants = map(self.constants.__getitem__, self._tensor_constants)
-        owners = *map(leaves.__getitem__, self._parts.owners), *constants, self.state
-        return find(owners, self._sizes_read(leaves))
+        owners = *map(leaves.__getitem__, self.parts.owners), *constants, self.state
+        read = self.parts.sizes
+        return find(owners, tuple([leaves[i].size(dim) for i, dim in read]) if read else ())
 
     def derive(self, leaves: tuple[Tensor, ...]) -> Any:
         """Compute and store the values that :meth:`find` returns."""
-        assert self._parts is not None and self._derive is not None
+        assert self.parts is not None and self._derive is not None
         self.state.unseen += 1
-        derived = self._derive(*leaves)
+        derived = (self._derive(*leaves),)
         constants = map(self.constants.__getitem__, self._tensor_constants)
-        owners = *map(leaves.__getitem__, self._parts.owners), *constants, self.state
-        keep(owners, self._sizes_read(leaves), derived)
+        owners = *map(leaves.__getitem__, self.parts.owners), *constants, self.state
+        keep(owners, tuple([leaves[i].size(dim) for i, dim in self.parts.sizes]), derived)
         return derived
-
-    def finish(self, leaves: tuple[Tensor, ...], derived: Any) -> Any:
-        """Run a call, given the tensors among its arguments and the derived values."""
-        return self._rest(*leaves) if self._parts is None else self._rest(*leaves, derived)
 
     def run(self, *leaves: Tensor) -> Any:
         """Run a call, given the tensors among its arguments."""
-        derived = self.find(leaves)
-        return self.finish(leaves, self.derive(leaves) if derived is None else derived)
+        derived = () if self.parts is None else self.find(leaves) or self.derive(leaves)
+        return self.finish(*leaves, *derived)
 
     def agrees(self, graph: torch.fx.Graph, constants: dict[Any, Any]) -> bool:
         """Return whether another recording is equal to this one, except for sizes."""
@@ -172,14 +171,6 @@ class LayerProgram:
                 return False
             pairs[mine] = other
         return True
-
-
-def _nothing(leaves: tuple[Tensor, ...]) -> tuple[Any, ...]:
-    return ()
-
-
-def _sizes_of(positions: tuple[tuple[int, int], ...]) -> Callable[..., tuple[int, ...]]:
-    return lambda leaves: tuple([leaves[position].size(dim) for position, dim in positions])
 
 
 def _remembers(node: torch.fx.Node) -> bool:
