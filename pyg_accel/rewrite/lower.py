@@ -109,7 +109,7 @@ class _Lowering:
             return self._call(node, ops.sampled_spmm, graph, data, weight, reduce=reduce,
                               edge_order=edge_order, **how)  # fmt: skip
         if weight is None:
-            return self._call(node, ops.spmm, graph, data, reduce=reduce)
+            return self._call(node, ops.gspmm, graph, "u0", (data,), reduce=reduce)
         return self._call(node, _weighted_spmm, graph, data, weight, reduce, edge_order)
 
     def _exchanged(self, node: Node, data: fx.Node) -> fx.Node:

@@ -13,7 +13,8 @@ import pyg_accel
 from pyg_accel import layers as layers_of_maxk
 from pyg_accel import optimize
 from pyg_accel.errors import VerificationError
-from pyg_accel.rewrite import lower
+from pyg_accel.rewrite import layer
+from pyg_accel.rewrite.lower import lower
 from pyg_accel.rewrite.optimized import rewritten_layers
 from pyg_accel.settings import settings
 
@@ -269,7 +270,11 @@ def test_verification_compares_with_the_original(monkeypatch):
     settings.verify = True
     model, args = Net(), inputs()
     optimize(model, *args)
-    monkeypatch.setattr(lower.ops, "spmm", lambda graph, data, **_: 2 * data)
+
+    def doubled(builder, *args, **kwargs):
+        return builder.call(torch.mul, lower(builder, *args, **kwargs), 2.0)
+
+    monkeypatch.setattr(layer, "lower", doubled)
     with pytest.raises(VerificationError, match="Net, rewritten"):
         optimize(model, *args)
 
