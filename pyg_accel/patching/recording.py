@@ -250,9 +250,11 @@ def attempt(
     )  # fmt: skip
     state.sizes = _sizes_of(layer, program, signature.leaves(args, kwargs), seen)
     unused = [p for p in known.programs if p is not alike and p.context == now
-              and p.signature.is_like(signature) and not p.state.used]  # fmt: skip
+              and p.admit(args, kwargs) and not p.state.used]  # fmt: skip
     if len(unused) >= _UNUSED:
         failed(kind, "what its code reads changes between calls", again=True)
+    if known.drift and alike is not None and alike.signature.dynamic:
+        alike = None  # it serves other sizes
     return made._replace(program=program, alike=alike, kind=kind)
 
 

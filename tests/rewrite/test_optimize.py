@@ -150,8 +150,10 @@ def test_one_decision_serves_graphs_of_about_the_same_size():
     # One of the example, one with gradients, and one of all sizes.
     assert len(layer.decisions) <= 3
     known = len(layer.decisions)
-    fast(torch.randn(3 * N, 12), torch.randint(3 * N, (2, 3 * E)))
-    assert len(layer.decisions) == known + 1
+    for _ in range(2):  # graphs of either size have a decision then
+        fast(torch.randn(3 * N, 12), torch.randint(3 * N, (2, 3 * E)))
+        fast(torch.randn(N, 12), torch.randint(N, (2, E)))
+        assert len(layer.decisions) == known + 1
 
 
 def test_calls_with_new_graphs_are_decided_for_new_graphs():
