@@ -13,56 +13,32 @@ from torch import Tensor
 from torch_geometric.nn import MessagePassing
 
 from pyg_accel.distributed.halo import Halo
-from pyg_accel.distributed.tracking import (
-    RUNNING,
-    Following,
-    exchanged,
-    halo_of,
-    refuse,
-    running,
-    stays,
-)
+from pyg_accel.distributed.tracking import RUNNING, Following, halo_of, refuse, running, stays
 from pyg_accel.graph.memo import tensors_in
 from pyg_accel.patching import layers
 from pyg_accel.patching.running import running as patching
 
-__all__ = ["ProductHalos", "call"]
+__all__ = ["call", "halo_of_product"]
+
+
+def halo_of_product(edge_index: Any) -> Halo | None:
+    """Return the halo of edges that a MaxK layer multiplies; None outside of distributed models.
+
+    Raises:
+        NotDistributable: for edges without one in a distributed model.
+    """
+    halo = halo_of(edge_index)
+    if halo is None and RUNNING.wire is not None:
+        refuse("a MaxK layer", edge_index)
+    return halo
 
 
 @dataclass(frozen=True)
-class ProductHalos:
-    """The halo of one edge_index: the rows of other ranks that its edges read.
-
-    Attributes:
-        halo: the halo.
-        rows: number of source nodes, including those of other ranks.
-        targets: number of target nodes of this rank.
-    """
+class Exchange:
+    """What the programs of a rewritten layer need to know of the other ranks."""
 
     halo: Halo
-
-    rows = property(lambda self: self.halo.rows)
-    targets = property(lambda self: self.halo.targets)
-
-    @classmethod
-    def of_edges(cls, edge_index: Any) -> "ProductHalos | None":
-        """Return the halos of edges of this rank; None outside of distributed models.
-
-        Raises:
-            NotDistributable: for other edges in a distributed model.
-        """
-        halo = halo_of(edge_index)
-        if halo is None and RUNNING.wire is not None:
-            refuse("a MaxK layer", edge_index)
-        return None if halo is None else cls(halo)
-
-    def whole(self, data: Any) -> Any:
-        """Return features with those of halo nodes."""
-        return exchanged(self.halo, "x", data)
-
-    def stays(self, tensor: Tensor) -> bool:
-        """Return whether a tensor is the same object in every call."""
-        return stays(tensor)
+    stays = staticmethod(stays)
 
     def forward_of(self, layer: MessagePassing, *args: Any, **kwargs: Any) -> Any:
         """Run the forward of a layer, in which propagate exchanges its operands."""
@@ -99,9 +75,8 @@ def call(
         reason = "on several ranks a rewritten layer takes the edges that distribute() returned"
         return layers.untransformed(layer, transformed, reason, args, kwargs)
     before = patching.transformed, patching.exchange
-    patching.exchange = ProductHalos(halos[0])
-    known = transformed.of_halo(halos[0], tensors_in((args, kwargs)))
-    patching.transformed = {layer: known}
+    patching.exchange = Exchange(halos[0])
+    patching.transformed = {layer: transformed.of_halo(halos[0], tensors_in((args, kwargs)))}
     try:
         return layers.layer(layer, *args, **kwargs)
     finally:

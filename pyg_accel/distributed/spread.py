@@ -18,8 +18,9 @@ from pyg_accel.distributed.folder import Stored
 from pyg_accel.distributed.model import Distributed
 from pyg_accel.distributed.norms import NORMS
 from pyg_accel.distributed.partitioners import method_reasons
-from pyg_accel.distributed.products import ProductHalos
+from pyg_accel.distributed.products import halo_of_product
 from pyg_accel.distributed.share import cut_data, partitions, read_data
+from pyg_accel.distributed.tracking import exchanged
 from pyg_accel.distributed.wire import Wire, agree
 from pyg_accel.errors import DistributedError, NotDistributable
 from pyg_accel.patching.api import OverrideHandle
@@ -88,8 +89,8 @@ def distribute(
         share = cut_data(wire, data, types, rows, wire_dtype is not None)
     _prepare(model)
     result = Distributed(model, wire, types, rows, wrap)
-    hooks = HOOKS | {"halos": ProductHalos, "distributed": Distributed}
-    weakref.finalize(result, OverrideHandle(hooks).remove)
+    others = {"halos": halo_of_product, "exchanged": exchanged, "distributed": Distributed}
+    weakref.finalize(result, OverrideHandle(HOOKS | others).remove)
     return result, share
 
 

@@ -43,10 +43,9 @@ __all__ = [
 Features = Tensor | CBSR
 
 
-def _halos_of(edge_index: Any) -> Any:
-    """Return the halos of edges in a distributed model; None outside of one."""
-    halos = installed.get("halos")
-    return None if halos is None else halos.of_edges(edge_index)
+def _halo_of(edge_index: Any) -> Any:
+    """Return the halo of edges in a distributed model; None outside of one."""
+    return installed["halos"](edge_index) if "halos" in installed else None
 
 
 # By the class of ``aggr_module``, which users may replace without changing ``aggr``.
@@ -91,7 +90,7 @@ def multiplies_first(conv: MessagePassing, features: Features, edge_index: Any, 
         return False
     if not isinstance(features, CBSR):
         return width <= features.size(1)
-    if _halos_of(edge_index) is not None:  # the same in all processes, whatever their edges
+    if _halo_of(edge_index) is not None:  # the same in all processes, whatever their edges
         return width <= features.k
     return width <= features.k * _columns_per_entry(features.values)
 
@@ -181,9 +180,9 @@ def _by_kernels(call: Call) -> tuple[Tensor, list[str]]:
     (edge_index,), kwargs = call.args, dict(call.kwargs)
     x, size = kwargs.pop("x"), kwargs.pop("size")
     pair = (x, x) if isinstance(x, (Tensor, CBSR)) else tuple(x)
-    halos = _halos_of(edge_index)
-    if halos is not None:
-        pair, size = (halos.whole(pair[0]), pair[1]), (halos.rows, halos.targets)
+    if (halo := _halo_of(edge_index)) is not None:
+        pair = installed["exchanged"](halo, "x", pair[0]), pair[1]
+        size = halo.rows, halo.targets
     features = pair[0]
     graph, values = _graph_of(edge_index, pair, size, conv.flow)
     weight: Tensor | None = kwargs.get("edge_weight")
