@@ -4,7 +4,7 @@ A product with a matrix of edges reads rows of other ranks, which are exchanged 
 rewritten layers the tree decides whether X or X W is sent, so all ranks have to run the same tree.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,10 +40,10 @@ class Exchange:
     halo: Halo
     stays = staticmethod(stays)
 
-    def forward_of(self, layer: MessagePassing, *args: Any, **kwargs: Any) -> Any:
-        """Run the forward of a layer, in which propagate exchanges its operands."""
+    def following(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call a function with propagate exchanging its operands, and copies of edges known."""
         with running(layer={}), Following():
-            return layers.forward_of(layer, *args, **kwargs)
+            return function(*args, **kwargs)
 
     def agree(self, reason: str, text: str) -> str:
         """Return the first reason of any rank, or one if ranks pass different texts."""

@@ -1,6 +1,7 @@
 """The hook around a layer's forward: its programs, and results that are stored during it."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -50,9 +51,10 @@ def hooked(self: MessagePassing, *args: Any, **kwargs: Any) -> Any:
     try:
         return _remembering(self, transformed, args, kwargs)
     except recording.Refused as refused:
-        return untransformed(self, transformed, str(refused), args, kwargs)
+        reason = str(refused)
     finally:
         running.stock = stock
+    return untransformed(self, transformed, reason, args, kwargs)
 
 
 def untransformed(
@@ -64,12 +66,13 @@ def untransformed(
 ) -> Any:
     """Make a call as outside of the model whose layers are transformed, and say why."""
     transformed.reasons[reason] = None
-    before, running.transformed = running.transformed, {}
+    before = running.transformed, running.exchange
+    running.transformed, running.exchange = {}, None
     try:
         call = gate.Call(type(self)._call_impl, self, args, kwargs)
         return gate.leave(call, [reason], counts=not is_active(self))  # else patch() counts it
     finally:
-        running.transformed = before
+        running.transformed, running.exchange = before
 
 
 def _remembering(
@@ -79,16 +82,19 @@ def _remembering(
     kwargs: dict[str, Any],
 ) -> Any:
     """Make a call that gets from memory what was derived from its edge_index before."""
-    before = memo.running.begin()
+    before, exchange = memo.running.begin(), running.exchange
+    make = forward_of if exchange is None else partial(exchange.following, forward_of)
     try:
         if running_recorder.recorder is None:
-            make = forward_of if running.exchange is None else running.exchange.forward_of
             out = recording.recorded(self, "call", make, forward_of, args, kwargs, transformed)
         else:
             out = forward_of(self, *args, **kwargs)
     finally:
         lent = memo.running.end(before)
-    return _left(self, out, lent) if lent else out
+    if not lent:
+        return out
+    left = _left if exchange is None else partial(exchange.following, _left)
+    return left(self, out, lent)
 
 
 def forward_of(self: MessagePassing, *args: Any, **kwargs: Any) -> Any:
