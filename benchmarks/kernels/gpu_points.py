@@ -4,8 +4,8 @@
 
 `by hand` is what a script does without pyg-lib: `torch.cdist` and `topk` on examples of one size.
 Edges are compared first, as sets. A step of DGCNN is forward, backward and Adam on clouds of points
-whose neighbours are searched in both layers: stock by hand, `search` with ours alone, patched with
-the layers too.
+whose neighbours are searched in both layers, one of SchNet on molecules, where all distances are
+masked by molecule by hand: stock by hand, `search` with ours alone, patched with the layers too.
 """
 
 import copy
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch_geometric.nn import MLP, EdgeConv, global_max_pool
+from torch_geometric.nn import MLP, EdgeConv, SchNet, global_max_pool
 
 import pyg_accel
 from benchmarks.kernels.points import same
@@ -23,6 +23,7 @@ from pyg_accel.pyg_lib import ops
 
 NAME = "kernels/gpu_points"
 CLOUDS, POINTS, K = 32, 1024, 20
+MOLECULES, ATOMS, CUTOFF = 128, 18, 10.0
 Search = Callable[[Tensor, int], Tensor]
 
 
@@ -82,6 +83,44 @@ def step_of(model: DGCNN, x: Tensor) -> Callable[[], None]:
     return step
 
 
+def near(search: Callable[..., Tensor]) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Return what SchNet asks for: edges within the cutoff, and their lengths."""
+
+    def graph(pos: Tensor, batch: Tensor) -> tuple[Tensor, Tensor]:
+        row, col = search(pos, batch)
+        return torch.stack([row, col]), (pos[row] - pos[col]).norm(dim=-1)
+
+    return graph
+
+
+def within_by_hand(pos: Tensor, batch: Tensor) -> Tensor:
+    """Return the pairs of atoms of a molecule that are nearer than the cutoff."""
+    close = (torch.cdist(pos, pos) < CUTOFF) & (batch == batch.unsqueeze(1))
+    return close.fill_diagonal_(False).nonzero().t()
+
+
+def within(pos: Tensor, batch: Tensor) -> Tensor:
+    """Return the same by our kernel."""
+    ptr = torch.arange(MOLECULES + 1, device=pos.device) * ATOMS
+    return ops.radius(pos, pos, CUTOFF, ptr, ptr, ATOMS, ignore_same_index=True).flip(0)
+
+
+def step_of_schnet(model: SchNet) -> Callable[[], None]:
+    """Return a step of training."""
+    generator = torch.Generator("cuda").manual_seed(0)
+    pos = 3 * torch.randn(MOLECULES * ATOMS, 3, device="cuda", generator=generator)
+    batch = torch.arange(MOLECULES, device="cuda").repeat_interleave(ATOMS)
+    z, y = 1 + torch.arange(pos.size(0), device="cuda") % 9, torch.ones(MOLECULES, 1, device="cuda")
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        F.l1_loss(model(z, pos, batch), y).backward()
+        optimizer.step()
+
+    return step
+
+
 def cases(most: int) -> Iterator[tuple[str, dict[str, Callable[[], object]]]]:
     """Yield what is timed."""
     torch.manual_seed(0)
@@ -95,9 +134,9 @@ def cases(most: int) -> Iterator[tuple[str, dict[str, Callable[[], object]]]]:
     x = torch.rand(most, 3, device="cuda")
     yield f"knn_graph {most} x 3, k = 16", {"ms": lambda: ops.knn(x, x, 17)}
     atoms = x[: most // 10].contiguous()
-    near = (50 / atoms.size(0) / 4.19) ** (1 / 3)  # with 50 points within on average
+    reach = (50 / atoms.size(0) / 4.19) ** (1 / 3)  # with 50 points within on average
     yield f"radius_graph {most // 10} x 3, 50 neighbours", {
-        "ms": lambda: ops.radius(atoms, atoms, near, max_num_neighbors=100),
+        "ms": lambda: ops.radius(atoms, atoms, reach, max_num_neighbors=100),
     }  # fmt: skip
     large, ptr = torch.randn(CLOUDS * 4096, 3, device="cuda"), torch.arange(CLOUDS + 1) * 4096
     ptr = ptr.cuda()
@@ -110,6 +149,15 @@ def cases(most: int) -> Iterator[tuple[str, dict[str, Callable[[], object]]]]:
     yield f"step of DGCNN, {CLOUDS} x {POINTS}, k = {K}", {
         "by_hand_ms": step_of(stock, x), "search_ms": step_of(search, x), "ms": step_of(fast, x),
     }  # fmt: skip
+    schnet = [SchNet(interaction_graph=near(f)).cuda() for f in (within_by_hand, within, within)]
+    for model in schnet[1:]:
+        model.load_state_dict(schnet[0].state_dict())
+    pyg_accel.patch(schnet[2])
+    steps = [step_of_schnet(model) for model in schnet]
+    yield (
+        f"step of SchNet, {MOLECULES} molecules of {ATOMS} atoms",
+        dict(zip(("by_hand_ms", "search_ms", "ms"), steps, strict=True)),
+    )
 
 
 if __name__ == "__main__":
