@@ -9,6 +9,7 @@ from torch_geometric.data import HeteroData
 
 from benchmarks.scripts import data
 from benchmarks.scripts.__main__ import compared, of_steps
+from benchmarks.scripts.printed import printed
 
 SCRIPT = """
 import torch
@@ -52,3 +53,13 @@ def test_made_data_is_that_of_the_class_it_stands_for(name, monkeypatch):
 def test_the_time_of_a_step_is_a_median():
     assert of_steps([1.0, 2.0, 3.0, 4.0, 5.0, 15.0, 16.0]) == (1000.0, 16000.0)
     assert all(number != number for number in of_steps([1.0, 2.0]))
+
+
+def test_printed_tables_are_read():
+    text = """Model: GCN
++----------+-----------+---------+
+| Name     | Forward   | Total   |
+|----------+-----------+---------|
+| Vanilla  | 0.1s      | 0.25s   |
++----------+-----------+---------+"""
+    assert list(printed(text)) == [(("Model: GCN", "Vanilla"), 0.25)]
