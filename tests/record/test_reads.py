@@ -163,9 +163,11 @@ def story(folder: Path, read: Read, place: str, nodes: int, edges: int) -> list[
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    before = dict(sys.modules)
+    before, limit = dict(sys.modules), sys.getrecursionlimit()
     monkeypatch.syspath_prepend(tmp_path)
+    sys.setrecursionlimit(1000)  # what a change is taken back to; libraries raise it
     yield tmp_path
+    sys.setrecursionlimit(limit)
     for name in sys.modules.keys() - before.keys():
         del sys.modules[name]
     torch.use_deterministic_algorithms(False)
