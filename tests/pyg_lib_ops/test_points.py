@@ -44,7 +44,7 @@ def cuda(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Cal
         if shutil.which("g++") is None:
             pytest.skip("there is no g++")
         emulated = request.getfixturevalue("cuda_on_cpu")
-        monkeypatch.setattr(kernels, "cuda_library", lambda: emulated)
+        monkeypatch.setattr(kernels, "library_of", lambda device: emulated)
     return lambda *args: kernels.nearest_points(
         *(t.to(DEVICE) if isinstance(t, Tensor) else t for t in args)
     ).cpu()
@@ -187,3 +187,11 @@ def test_a_random_start_follows_the_seed():
     torch.manual_seed(1)
     assert torch.equal(pyg_lib.ops.fps(src, ptr), first)
     assert pyg_lib.ops.fps(src, ptr, random_start=False)[0] == 0
+
+
+def test_pointers_that_leave_points_out_are_clamped(cuda, monkeypatch):
+    monkeypatch.setattr(kernels, "_IN_CELLS", 1)
+    x, y, ptr, _ = case([40, 20], [5, 5], 3)
+    query, point = cuda(x, y, ptr.new_tensor([3, 30, 50]), ptr.new_tensor([1, 5, 8]), 4, 9.0, False)
+    assert query.unique().tolist() == list(range(10))
+    assert 0 <= int(point.min()) <= int(point.max()) < 60

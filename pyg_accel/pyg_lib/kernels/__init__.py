@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pyg_accel.graph.csr import csr_of_edges
-from pyg_accel.runtime.native import cuda_library, cuda_unavailable_reasons
+from pyg_accel.runtime.native import library_of
 
 __all__ = ["farthest_points", "fits", "nearest_points", "samples"]
 
@@ -22,7 +22,7 @@ _LARGEST = 2**31 - 2**16  # elements: kernels count in 32 bits
 def fits(x: Tensor, most: int) -> bool:
     """Return whether the kernel can search these points for so many neighbours."""
     small = most <= _MOST and x.size(-1) <= _MOST_DIMS and x.numel() < _LARGEST
-    return small and not cuda_unavailable_reasons()
+    return small and library_of(x.device) is not None
 
 
 def samples(src: Tensor) -> bool:
@@ -52,7 +52,7 @@ def nearest_points(
             x = x[points]
             cells = ptr, points, queries, torch.tensor([*grid.numbers, *grid.sizes])
     limit = float(torch.tensor(radius, dtype=torch.float32).square())
-    out: Tensor = cuda_library().nearest_points(
+    out: Tensor = library_of(x.device).nearest_points(
         x.t().contiguous(), y.contiguous(), ptr_x, ptr_y, most, limit, skip_same, *cells
     )
     return out
@@ -102,7 +102,7 @@ class _Grid(NamedTuple):
         """Return where the points of each cell begin, and the points in the order of cells."""
         place = ((points - self.origin) / self.numbers[3]).nan_to_num_()
         cell = torch.arange(points.size(0), device=points.device)
-        cell = torch.searchsorted(ptr, cell, right=True) - 1
+        cell = (torch.searchsorted(ptr, cell, right=True) - 1).clamp_(0, ptr.numel() - 2)
         for d in (2, 1, 0):
             cell.mul_(self.sizes[d]).add_(place[:, d].clamp(0, self.sizes[d] - 1).long())
         cells = math.prod(self.sizes) * (ptr.numel() - 1)
