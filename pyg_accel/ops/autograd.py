@@ -275,7 +275,7 @@ def _is_batch(grads: Any) -> bool:
     """
     if type(grads) is list:
         return any(_is_batch(grad) for grad in grads)
-    return grads is not None and torch._C._functorch.is_legacy_batchedtensor(grads)
+    return grads is not None and _batched(grads)
 
 
 def _each_gradient(

@@ -172,7 +172,10 @@ def _block(trace: Tracer) -> fx.Node:
 
 
 class _Whole(NamedTuple):
-    """All edges in place of a block, in the order of the edge list."""
+    """All edges in place of a block, in the order of the edge list.
+
+    The number of targets is that of the recorder, as it may be another in each call of a program.
+    """
 
     graph: Graph
     num_rows: int
