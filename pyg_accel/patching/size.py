@@ -124,12 +124,11 @@ def work_of(
         functions += count * int(relations[1]) if relations else count
         by_edge = not _PLAIN.match(text) and bool(re.search(r"\be\d", text))  # features are read
         tensors = max(tensors, 1.0 + ("(" in text and not by_edge) + ("softmax_j" in text))
-        if "in blocks" in text:
-            blocks = True
-        elif "network(" in text:
-            functions, tensors = functions + _NETWORK, _OF_NETWORK
+        blocks |= "in blocks" in text
         if "outer(" in text:
             tensors = _MATRIX
+        elif "network(" in text and "in blocks" not in text:
+            functions, tensors = functions + _NETWORK, _OF_NETWORK
         elif "softmax_j" in text and re.search(r"\be\d", text):
             tensors, blocks = _FEW, True
         attention |= "softmax_j" in text
