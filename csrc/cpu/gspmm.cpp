@@ -50,8 +50,8 @@ void check_sides(const Csr& csr,
     const int64_t rows = sides[i] == Operand::kSource   ? csr.num_cols
                          : sides[i] == Operand::kTarget ? csr.num_rows
                                                         : csr.num_entries;
-    STD_TORCH_CHECK(operands[i].size(0) == rows, "expected operand ", static_cast<int64_t>(i),
-                    " to have ", rows, " rows");
+    STD_TORCH_CHECK(sides[i] < 0 || operands[i].size(0) == rows, "expected operand ",
+                    static_cast<int64_t>(i), " to have ", rows, " rows");
   }
 }
 

@@ -247,6 +247,23 @@ def test_a_head_too_wide_for_one_program_is_computed_by_the_parts():
         compare(CASES["one-edge"], "gatv2", 1, 600)
 
 
+@pytest.mark.parametrize("name", ["gat", "gatv2", "transformer", "edges"])
+def test_the_gradient_of_one_operand_is_that_beside_the_others(way, name):
+    score, value, kinds = FORMS[name]
+    case = CASES["directed"]
+    graph = Graph.from_edge_index(case.edge_index, case_sizes(case))
+    operands = [t.detach() for t in make(case, kinds, H, F)]
+
+    def gradients(wanted):
+        mine = [t.clone().requires_grad_(i in wanted) for i, t in enumerate(operands)]
+        out = ops.attention(graph, score, value, expanded(case, mine, kinds), edge_order=True)
+        return torch.autograd.grad(out.square().sum(), [mine[i] for i in wanted])
+
+    every = gradients(range(len(operands)))
+    for i, expected in enumerate(every):
+        torch.testing.assert_close(gradients([i])[0], expected)
+
+
 def test_one_tensor_as_two_operands_and_as_the_origin_of_another():
     """With ``create_graph`` as without: the gradient of each operand is its own."""
     graph = Graph.from_edge_index(torch.randint(0, 9, (2, 40)), (9, 9))

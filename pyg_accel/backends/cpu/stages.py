@@ -124,7 +124,7 @@ class _Builder:
         self.sizes = dict(enumerate(shapes))
         for number in range(FIRST_RESULT + MAX_RESULTS):
             self.sizes[self.count + number] = (self.heads, 1)
-        self.sides = {o.index: o.side for f in everything for o in operands_of(f)}
+        self.sides = {o.index: SIDES.index(o.side) for f in everything for o in operands_of(f)}
         if any(selects(f) for f in everything):
             raise _TooMuch("winners of a maximum among the operands")
         self.wide_sums: list[Formula] = []
@@ -150,7 +150,7 @@ class _Builder:
         _limit(self.terms, MAX_TERMS, "terms")
         _limit(self.widths, MAX_OUTPUTS, "results")
         _limit(self.stores, MAX_STORES, "results per edge")
-        sides = tuple(SIDES.index(self.sides.get(i, "e")) for i in range(self.count))
+        sides = tuple(self.sides.get(i, -1) for i in range(self.count))  # -1: nothing reads it
         plain = all(is_product(f) for f in self.wide_sums) and all(
             rest is None or (isinstance(rest, Operand) and rest.side != "v")
             for _, _, rest in self.terms
