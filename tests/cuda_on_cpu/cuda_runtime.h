@@ -1,6 +1,6 @@
-// As much of CUDA as the kernels of MaxK, of neighbour sampling and of nearest points use, for a processor: the 32 lanes
-// of a warp are fibers that take turns and wait for one another wherever lanes exchange values. Warps
-// run one after another.
+// As much of CUDA as the kernels of MaxK, of neighbour sampling and of nearest points use, for a
+// processor: the 32 lanes of a warp are fibers that take turns and wait for one another wherever
+// lanes exchange values. Warps run one after another.
 #pragma once
 
 #include <algorithm>
@@ -26,7 +26,10 @@ inline cudaError_t cudaGetLastError() {
   return cudaSuccess;
 }
 enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice };
-inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind,
+inline cudaError_t cudaMemcpyAsync(void* to,
+                                   const void* from,
+                                   size_t bytes,
+                                   cudaMemcpyKind,
                                    cudaStream_t) {
   std::memcpy(to, from, bytes);
   return cudaSuccess;
@@ -54,6 +57,12 @@ inline float4 make_float4(float x, float y, float z, float w) {
 }
 
 using std::isfinite, std::isinf, std::isnan, std::max, std::min;
+inline float max(float a, float b) {  // of a number and NaN, the number
+  return std::fmax(a, b);
+}
+inline float min(float a, float b) {
+  return std::fmin(a, b);
+}
 
 namespace fibers {
 extern dim3 thread, block, block_size;

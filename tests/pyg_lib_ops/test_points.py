@@ -195,3 +195,14 @@ def test_pointers_that_leave_points_out_are_clamped(cuda, monkeypatch):
     query, point = cuda(x, y, ptr.new_tensor([3, 30, 50]), ptr.new_tensor([1, 5, 8]), 4, 9.0, False)
     assert query.unique().tolist() == list(range(10))
     assert 0 <= int(point.min()) <= int(point.max()) < 60
+
+
+@pytest.mark.parametrize("r", [1e-300, 1e-30, 1e18, 1e30, 1e46])
+def test_a_radius_whose_square_is_beyond_the_dtype(
+    r: float, search_points: Callable[..., Tensor], monkeypatch
+):
+    monkeypatch.setattr(kernels, "_IN_CELLS", 1)
+    args = case([60], [12], 3)
+    found = search_points(*args, 80, r, False)
+    wanted = truth(*args, 80, min(max(r, 1e-9), 1e9), skip=False)  # points are whole numbers
+    assert [tuple(pair) for pair in found.t().tolist()] == wanted

@@ -10,7 +10,7 @@ from torch import Tensor
 from pyg_accel.graph.csr import csr_of_edges
 from pyg_accel.runtime.native import library_of
 
-__all__ = ["farthest_points", "fits", "nearest_points", "samples"]
+__all__ = ["farthest_points", "fits", "nearest_points", "samples", "square"]
 
 _MOST, _MOST_DIMS = 256, 1024  # of the kernel: neighbours of a query, and dimensions
 _IN_CELLS = 2048  # points of an example, from which on cells pay
@@ -30,6 +30,12 @@ def samples(src: Tensor) -> bool:
     return find_spec("triton") is not None and src.numel() < _LARGEST
 
 
+def square(radius: float, dtype: torch.dtype) -> float:
+    """Return what squared distances must be below; a distance of 0 always is."""
+    info = torch.finfo(dtype)
+    return float(torch.tensor(radius, dtype=dtype).square()) or info.tiny * info.eps
+
+
 def nearest_points(
     x: Tensor, y: Tensor, ptr_x: Tensor, ptr_y: Tensor, most: int, radius: float, skip_same: bool
 ) -> Tensor:
@@ -41,9 +47,10 @@ def nearest_points(
     if 0 in (x.size(0), y.size(0)):
         return torch.empty(2, 0, dtype=torch.int64, device=x.device)
     x, y = x.float(), y.float()
+    limit = square(radius, torch.float32)
     cells: tuple[object, ...] = ()
     if x.size(1) <= 3 and x.size(0) >= _IN_CELLS * (ptr_x.numel() - 1):
-        grid = _Grid.of(_in_space(x), ptr_x, radius)
+        grid = _Grid.of(_in_space(x), ptr_x, math.sqrt(limit))
         if grid is not None:
             same = (x.data_ptr(), x.shape) == (y.data_ptr(), y.shape)
             x, y = _in_space(x), _in_space(y)
@@ -51,7 +58,6 @@ def nearest_points(
             queries = points if same else grid.sort(y, ptr_y)[1]
             x = x[points]
             cells = ptr, points, queries, torch.tensor([*grid.numbers, *grid.sizes])
-    limit = float(torch.tensor(radius, dtype=torch.float32).square())
     out: Tensor = library_of(x.device).nearest_points(
         x.t().contiguous(), y.contiguous(), ptr_x, ptr_y, most, limit, skip_same, *cells
     )

@@ -7,6 +7,8 @@ many neighbours on a GPU. The distances of a block are the largest array.
 import torch
 from torch import Tensor
 
+from pyg_accel.pyg_lib.kernels import square
+
 __all__ = ["nearest_points"]
 
 _BLOCK = 2**20  # distances at once
@@ -31,7 +33,7 @@ def nearest_points(
         [2, E] int64, queries and their points, by query.
     """
     begins_x, begins_y = ptr_x.tolist(), ptr_y.tolist()
-    within = torch.tensor(radius, dtype=x.dtype).square().item()
+    within = square(radius, x.dtype)
     found = [torch.empty(2, 0, dtype=torch.int64, device=x.device)]
     for b in range(len(begins_x) - 1):
         points = x[begins_x[b] : begins_x[b + 1]]

@@ -185,5 +185,5 @@ def _search(
 
 def _below_square(limit: float, dtype: torch.dtype) -> float:
     """Return the largest square of a distance below a limit; of distances that are finite."""
-    square = torch.tensor(limit, dtype=dtype).square()
+    square = torch.tensor(kernels.square(limit, dtype), dtype=dtype)
     return float(torch.nextafter(square, torch.zeros_like(square)))
