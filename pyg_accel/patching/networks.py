@@ -30,8 +30,8 @@ from pyg_accel.runtime.module_state import modules_in
 from pyg_accel.settings import settings
 
 __all__ = [
-    "Network", "calls", "has_network", "hooked_inside", "is_of_edges", "leaf", "node_of", "reads",
-    "reasons_against", "reduce_in_blocks", "viewed",
+    "Network", "calls", "has_network", "hooked_inside", "is_of_edges", "is_written_whole", "leaf",
+    "node_of", "reads", "reasons_against", "reduce_in_blocks", "viewed", "written",
 ]  # fmt: skip
 
 
@@ -88,6 +88,30 @@ def is_of_edges(lazy: LazyTensor) -> bool:
     return isinstance(operand, Network) and all(
         read.meta[_SIDE] in "ew" for read in _inputs(operand.node)
     )
+
+
+def is_written_whole(lazy: LazyTensor) -> bool:
+    """Whether a recording writes messages out: where a GPU has room for them.
+
+    PyG's path does so too, for what looks at all edges, such as a batch norm in training. Features
+    of nodes alone are left to it.
+    """
+    recorder, trace = running_recorder.recorder, lazy.tracer
+    of_nodes = isinstance(lazy.formula, Operand) and lazy.formula.side != "e"
+    if recorder is None or recorder.reason or of_nodes:
+        return False
+    with torch._C.DisableTorchFunctionSubclass():
+        size, width = _FACTOR * lazy.numel() * lazy.dtype.itemsize, lazy.shape[1:].numel()
+    if reasons_against(trace) or not fits_whole(size, trace.device):
+        return False
+    trace.network_bytes = max(trace.network_bytes, width * lazy.dtype.itemsize)
+    trace.refuse_small("network(edges)")
+    return True
+
+
+def written(trace: Tracer, messages: Tensor) -> LazyTensor:
+    """Return messages that a recording has written out, for what follows."""
+    return leaf(trace, reads(trace, messages, "e"), messages.shape, messages.dtype)
 
 
 def leaf(trace: Tracer, node: fx.Node, shape: Sequence[int], dtype: torch.dtype) -> LazyTensor:

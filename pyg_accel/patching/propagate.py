@@ -209,7 +209,8 @@ def _attempt(call: gate.Call) -> tuple[Any, Trace | SparseTrace]:
 
 
 def _refuse_small(layer: MessagePassing, trace: Trace, width: int, formula: str) -> None:
-    work = work_of([formula], traced=True, row_bytes=trace.network_bytes)
+    traced = running_recorder.recorder is None
+    work = work_of([formula], traced=traced, row_bytes=trace.network_bytes)
     if reasons := gate.too_small(layer, trace.edge_index, trace.num_edges, work, width):
         raise Unrecognised("; ".join(reasons), permanent=False, work=work)
 

@@ -1,8 +1,8 @@
 """Moves the normalisation of GCN from the edges to the nodes in programs for a GPU.
 
 ``gcn_norm`` makes a list of edges without self-loops and with one for every node, and a weight for
-each. A sum with these weights is D^-1/2 A D^-1/2 x. So it takes the degrees of nodes, and reads the
-edge list as it is, which spares a new graph a copy: the graph replaces self-loops while it is read
+each: the product of numbers of its two nodes, D^-1/2. So messages read these, and the edge list as
+it is, which spares a new graph a copy: the graph replaces self-loops while it is read
 (:class:`~pyg_accel.graph.csr.Edges`), also for attention.
 """
 
@@ -16,7 +16,7 @@ from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.utils import add_self_loops, remove_self_loops
 
 from pyg_accel import ops
-from pyg_accel.formula import operands_of, parse
+from pyg_accel.formula import Binary, Formula, Operand, map_operands, operands_of, parse
 from pyg_accel.graph import Graph, for_autograd
 from pyg_accel.graph.derived import derived
 from pyg_accel.graph.memo import remembered
@@ -28,7 +28,6 @@ from pyg_accel.record.split import DERIVED
 
 __all__ = ["node_scales", "on_nodes"]
 
-_WEIGHTED, _SCALED = "mul(e0,u1)", "mul(v0,mul(u1,u2))"
 _SIGNATURE = inspect.Signature([  # of gcn_norm()
     inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default)
     for name, default in (("edge_index", None), ("edge_weight", None), ("num_nodes", None),
@@ -66,7 +65,7 @@ def on_nodes(graph: fx.Graph, constants: dict[str, Any]) -> fx.Graph:
     for norm in [node for node in out.nodes if _is_plain_norm(node, constants)]:
         sums = _sums(norm, constants)
         if sums:
-            _replace(out, norm, sums)
+            _replace(out, norm, sums, constants)
     for node in [*out.nodes]:
         _replace_loops(node, constants)
     for node in reversed(out.nodes):
@@ -120,22 +119,32 @@ def _sums(norm: fx.Node, constants: dict[str, Any]) -> list[fx.Node]:
 
 def _views(node: fx.Node) -> list[fx.Node]:
     """Return a node if it is the weights as a column."""
-    is_column = node.target in (Tensor.view, Tensor.unsqueeze) and node.args[1:] in ((-1, 1), (-1,))
+    reshapes = node.target in (Tensor.view, Tensor.reshape, Tensor.unsqueeze)
+    is_column = reshapes and node.args[1:] in ((-1, 1), (-1,))
     return [node] if is_column else [node.args[0]]  # type: ignore[list-item]
 
 
 def _is_weighted(node: fx.Node, constants: dict[str, Any], weights: list[fx.Node]) -> bool:
-    """Whether a node is a sum of features of neighbours, with a weight for each edge."""
-    if node.target is not ops.gspmm or node.kwargs != {"reduce": "sum", "edge_order": True}:
+    """Whether a node reduces rows of nodes, with a weight for each edge as all that edges have."""
+    if node.target is not ops.gspmm or not node.kwargs.get("edge_order"):
         return False
+    if node.kwargs["reduce"] == "none" or len(node.kwargs) != 2:
+        return False
+    formula, operands = _message_of(node, constants)
+    of_edges = {operands[o.index] for o in operands_of(formula) if o.side == "e"}
+    others = [x.meta.get(ABOUT) for x in operands if x not in of_edges]
+    return len(of_edges) == 1 and of_edges <= {*weights} and all(
+        about is not None and len(about.shape) == 2 for about in others
+    )  # fmt: skip
+
+
+def _message_of(node: fx.Node, constants: dict[str, Any]) -> tuple[Formula, list[fx.Node]]:
+    """Return the formula and the operands of a reduction."""
     _, formula, operands = node.args
-    text = str(constants.get(str(getattr(formula, "target", ""))))
-    (weight, x) = operands if len(operands) == 2 else (None, None)  # type: ignore[arg-type, misc]
-    about = x.meta.get(ABOUT) if isinstance(x, fx.Node) else None
-    return text == _WEIGHTED and weight in weights and about is not None and len(about.shape) == 2
+    return parse(str(constants[str(formula.target)])), list(operands)  # type: ignore[union-attr, arg-type]
 
 
-def _replace(out: fx.Graph, norm: fx.Node, sums: list[fx.Node]) -> None:
+def _replace(out: fx.Graph, norm: fx.Node, sums: list[fx.Node], constants: dict[str, Any]) -> None:
     given = _arguments(norm)
     edges, nodes, loops = given["edge_index"], given["num_nodes"], given["add_self_loops"]
     target = 1 if given["flow"] == "source_to_target" else 0
@@ -145,9 +154,16 @@ def _replace(out: fx.Graph, norm: fx.Node, sums: list[fx.Node]) -> None:
         scale = out.call_function(node_scales, (matrix, loops, given["dtype"]))
         matrix.meta[DERIVED] = scale.meta[DERIVED] = True
     for node in sums:
-        x = node.args[2][1]  # type: ignore[index]
+        formula, operands = _message_of(node, constants)
+        (weight,) = {o.index for o in operands_of(formula) if o.side == "e"}
+        product = Binary("mul", Operand("v", weight), Operand("u", len(operands)))
+        formula = map_operands(formula, lambda o, by=product: by if o.side == "e" else o)  # type: ignore[misc]
+        operands[weight] = scale
+        kwargs = {"reduce": node.kwargs["reduce"]}
         with out.inserting_before(node):
-            result = out.call_function(ops.gspmm, (matrix, _SCALED, [scale, scale, x]))
+            result = out.call_function(
+                ops.gspmm, (matrix, str(formula), [*operands, scale]), kwargs
+            )
         result.meta |= node.meta
         node.replace_all_uses_with(result)
 
@@ -212,6 +228,6 @@ def _is_only_asked_for_zero(number: fx.Node) -> bool:
 
 def _is_of_edges(node: fx.Node) -> bool:
     return node.target in (
-        remembered, graph_of, operator.getitem, ops.gspmm, Tensor.view, Tensor.unsqueeze,
-        Tensor.__getitem__, "size",
+        remembered, graph_of, operator.getitem, ops.gspmm, Tensor.view, Tensor.reshape,
+        Tensor.unsqueeze, Tensor.__getitem__, "size",
     )  # fmt: skip

@@ -41,7 +41,8 @@ _FACTS = (torch.dtype, torch.device, torch.layout, torch.memory_format)
 # are collected for a message that does not use them.
 _WITHOUT_EFFECT = frozenset({
     "__getitem__", "getitem", "index_select", "unbind", "view", "reshape", "expand", "expand_as",
-    "unsqueeze", "select", "narrow", "graph_of", "size", "add", "sub", "mul", "floordiv", "empty",
+    "squeeze", "unsqueeze", "select", "narrow", "graph_of", "size", "add", "sub", "mul", "floordiv",
+    "empty",
 })  # fmt: skip
 # Attributes of tensors that are tensors in each call.
 _VIEWS = frozenset({"T", "mT", "H", "mH", "real", "imag", "data"})

@@ -360,6 +360,27 @@ def test_what_looks_at_several_edges_stays_with_pyg(name, report_of):
     assert [reason in row.reason for row in report_of()] == [True]
 
 
+@pytest.mark.parametrize("name", DECLINED)
+def test_programs_of_a_gpu_with_room_look_at_all_edges(name, blocks, monkeypatch, report_of):
+    """They write the messages out as PyG does, so that batches, sizes and draws are the same."""
+    monkeypatch.setattr(networks, "fits_whole", lambda *_: True)
+    network = nn.Sequential(nn.Linear(36, 20), DECLINED[name][0](), nn.ReLU(), nn.Linear(20, 24))
+    layer = pyg.EdgeConv(network).double()
+    again = copy.deepcopy(layer)
+    pyg_accel.patch(again)
+    for number in range(6):
+        x, edges = world("x", "edges")
+        args = x, edges[:, : E - 9 * (number % 3)]
+        results = []
+        for each in (layer, again):
+            torch.manual_seed(number)
+            out = each(*args)
+            grads = torch.autograd.grad(out.sin().sum(), [x, *each.parameters()])
+            results.append([out, *grads, *each.buffers(), torch.rand(1)])
+        torch.testing.assert_close(results[1], results[0])
+    assert [row.reason for row in report_of()] == [""]
+
+
 @pytest.mark.usefixtures("blocks")
 def test_a_network_may_read_how_many_edges_there_are(same_as_stock):
     network = nn.Sequential(nn.Linear(36, 20), Counting(), nn.ReLU(), nn.Linear(20, 24))

@@ -7,8 +7,9 @@ Three kinds of rules, tried in this order:
 * an elementwise function of several operands becomes part of the formula;
 * a reduction over the target nodes runs the formula.
 
-Anything else needs the tensor itself: narrow ones are written out (E x heads at most), wide ones
-raise :class:`Unrecognised` and PyG's own path runs.
+Anything else needs the tensor itself: narrow ones are written out (E x heads at most), and so are
+wide ones in a recording on a GPU with room for them. Others raise :class:`Unrecognised`, and PyG's
+own path runs.
 """
 
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from torch import Tensor
 from pyg_accel.formula import Operand, operands_of
 from pyg_accel.patching.edge_type_matmul import Matrices
 from pyg_accel.patching.lazy import IDENTITY, LazyTensor, Tracer
-from pyg_accel.patching.networks import has_network, is_of_edges
+from pyg_accel.patching.networks import has_network, is_of_edges, is_written_whole, written
 from pyg_accel.patching.rules import concatenation, products, rowwise, shapes  # noqa: F401 - for their rules
 from pyg_accel.patching.rules.common import MAX_MATERIALIZED_WIDTH, RULES, Args, Declined, Kwargs
 from pyg_accel.patching.rules.elementwise import assign
@@ -153,13 +154,17 @@ def _write_out(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
     if (changes and isinstance(args[0], LazyTensor)) or isinstance(kwargs.get("out"), LazyTensor):
         raise Unrecognised(f"'{name}' changes an edge tensor in place")
 
-    if any(_is_wide(lazy) or has_network(lazy) for lazy in lazies_in(args)):
+    wide = [lazy for lazy in lazies_in(args) if _is_wide(lazy)]
+    if wide or any(map(has_network, lazies_in(args))):
         try:
             return record(func, args, kwargs)
         except Declined:  # it needs the numbers
             pass
     args, kwargs = replaced(LazyTensor, lambda lazy: _computed(lazy, name), args, kwargs)
-    return func(*args, **kwargs)
+    out = func(*args, **kwargs)
+    if wide and type(out) is Tensor and out.shape == plain_shape(wide[0]) and not wide[0].edge_dim:
+        return written(wide[0].tracer, out)  # such as a batch norm of messages
+    return out
 
 
 def _is_wide(lazy: LazyTensor) -> bool:
@@ -170,7 +175,7 @@ def _is_wide(lazy: LazyTensor) -> bool:
 
 
 def _computed(lazy: LazyTensor, name: str) -> Tensor:
-    if _is_wide(lazy) and not is_of_edges(lazy):
+    if _is_wide(lazy) and not (is_of_edges(lazy) or is_written_whole(lazy)):
         shape = plain_shape(lazy)
         # Without the number of edges: the report has a row for every reason.
         sizes = ["E" if d == lazy.edge_dim else str(n) for d, n in enumerate(shape)]
