@@ -15,6 +15,7 @@ from torch_geometric.nn import (
     GAT,
     GCN,
     ChebConv,
+    EdgeConv,
     GATConv,
     GATv2Conv,
     GCNConv,
@@ -49,7 +50,8 @@ class Molecules(torch.nn.Module):
         sizes = (8, hidden, hidden)
         self.convs = torch.nn.ModuleList()
         for one, two in itertools.pairwise(sizes):
-            network = Sequential(Linear(one, two), BatchNorm1d(two), ReLU(), Linear(two, two))
+            read = 2 * one if kind == "Edge" else one
+            network = Sequential(Linear(read, two), BatchNorm1d(two), ReLU(), Linear(two, two))
             make: dict[str, Callable[[], torch.nn.Module]] = {
                 "GIN": lambda network=network: GINConv(network, train_eps=True),
                 "GINE": lambda network=network, one=one: GINEConv(network, edge_dim=3),
@@ -59,6 +61,7 @@ class Molecules(torch.nn.Module):
                 "GATv2": lambda one=one, two=two: GATv2Conv(one, two // 4, heads=4, edge_dim=3),
                 "Cheb": lambda one=one, two=two: ChebConv(one, two, 3),
                 "PDN": lambda one=one, two=two: PDNConv(one, two, 3, 8),
+                "Edge": lambda network=network: EdgeConv(network),
             }
             self.convs.append(make[kind]())
         self.norms = torch.nn.ModuleList([BatchNorm1d(hidden), GraphNorm(hidden)])
@@ -202,7 +205,9 @@ def test_facts_of_a_graph_are_not_used_for_another_of_the_same_size(kind, mode, 
 
 @pytest.mark.one_of(5)
 @pytest.mark.parametrize("patched", [False, True], ids=["stock", "patched"])
-@pytest.mark.parametrize("kind", ["GIN", "GINE", "SAGE", "GCN", "GAT", "GATv2", "Cheb", "PDN"])
+@pytest.mark.parametrize(
+    "kind", ["GIN", "GINE", "SAGE", "GCN", "GAT", "GATv2", "Cheb", "PDN", "Edge"]
+)
 def test_training_on_batches_of_changing_size_is_that_of_eager(kind, patched, report_of):
     eager, fast = twins(Molecules(kind))
     if patched:

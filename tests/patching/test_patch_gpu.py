@@ -227,6 +227,28 @@ def test_a_step_can_be_captured_and_replayed(name):
     assert_close([*captured.parameters()], [*eager.parameters()])
 
 
+@pytest.mark.parametrize("count", [6, 1], ids=["new graphs", "one graph"])
+@pytest.mark.parametrize("name", ["SAGE-mean", "GCN", "GATv2"])
+def test_two_streams_in_turns(name, count):
+    """Each has a layer of its own; the graphs that both read were there before."""
+    layers = [LAYERS[name](WIDTH).cuda() for _ in range(2)]
+    x = torch.randn(NODES, WIDTH, device="cuda")
+    graphs = [make_edges() for _ in range(count)] * (6 // count)
+    expected = [[step(layer, x, edges) for edges in graphs] for layer in layers]
+    streams, results = [torch.cuda.Stream() for _ in layers], [[], []]
+    with pyg_accel.patched():
+        step(layers[0], x, graphs[0])  # compiles kernels, and one graph may be built
+        torch.cuda.synchronize()
+        for edges in graphs:
+            for layer, stream, found in zip(layers, streams, results, strict=True):
+                with torch.cuda.stream(stream):
+                    found.append(step(layer, x, edges))
+        torch.cuda.synchronize()
+    for theirs, ours in zip(expected, results, strict=True):
+        for one, other in zip(ours, theirs, strict=True):
+            assert_close(one, other)
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_bfloat16_autocast_stays_near_float32(name):
     model, x, edges = MODELS[name]().cuda(), torch.randn(NODES, WIDTH, device="cuda"), make_edges()
