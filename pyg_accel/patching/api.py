@@ -18,6 +18,7 @@ from pyg_accel.patching import (
     reasons,
     relations,
 )
+from pyg_accel.patching.extremes import scatter
 from pyg_accel.patching.reductions import aggregate
 from pyg_accel.pyg_lib import seam
 from pyg_accel.settings import settings
@@ -30,6 +31,7 @@ _HOOKS: dict[str, Callable[..., Any]] = {
     "aggregate": aggregate,
     "layer": layers.layer,
     "memoise": layers.memoise,
+    "scatter": scatter,
     "softmax": propagate.softmax,
     "spmm": propagate.spmm,
     "dynamo_entry": propagate._pyg_accel_read,

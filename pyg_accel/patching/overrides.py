@@ -13,9 +13,9 @@ whoever imported a function before reaches the hook as well. These functions are
 * ``Aggregation.__call__``, where messages meet their reduction.
 * functions that derive an edge_index from another at every call (``gcn_norm``, self-loops, masks):
   see :mod:`pyg_accel.graph.memo`.
-* ``softmax`` over target nodes, and ``spmm``.
-* while a model is distributed, ``scatter``, ``degree``, ``global_add_pool`` and its like, and the
-  ``group`` of HANConv.
+* ``softmax`` over target nodes, ``spmm``, and ``scatter`` of extremes on a GPU.
+* while a model is distributed, also ``degree``, ``global_add_pool`` and its like, and the ``group``
+  of HANConv.
 * ``RGCNConv.forward`` and ``HeteroConv.forward``, which loop over relations.
 * ``NeighborSampler._sample``, which draws the mini-batches of neighbour loaders, its ``__init__``,
   and those of ``BidirectionalNeighborSampler``, ``NodeLoader`` and ``LinkLoader``.
@@ -71,8 +71,8 @@ _HOOKED = {  # the hook of each function, by where PyG and torch_sparse define o
     "torch_sparse.fill_diag": "memoise",
     "torch_geometric.utils.softmax": "softmax",
     "torch_geometric.utils.spmm": "spmm",
-    "torch_geometric.utils.scatter": "scatter",  # from here on while a model is distributed
-    "torch_geometric.utils.degree": "degree",
+    "torch_geometric.utils.scatter": "scatter",
+    "torch_geometric.utils.degree": "degree",  # from here on while a model is distributed
     "torch_geometric.nn.conv.han_conv.group": "group",
     "torch_geometric.nn.global_add_pool": "pool",
     "torch_geometric.nn.global_mean_pool": "pool",
