@@ -38,7 +38,7 @@ def scatter(
 
 
 def _has_kernel(src: Any, index: Any, dim: int) -> bool:
-    """Whether a kernel does the same: for plain tensors, where nobody records or watches the call."""
+    """Whether a kernel does the same: for plain tensors, where nobody records or sees the call."""
     return (
         type(src) in (Tensor, Parameter)
         and type(index) is Tensor

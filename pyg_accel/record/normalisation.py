@@ -24,6 +24,7 @@ from pyg_accel.ops.by_edge import degrees_of
 from pyg_accel.ops.csr import graph_of
 from pyg_accel.ops.layout import per_target
 from pyg_accel.record.about import ABOUT
+from pyg_accel.record.dims import expect
 from pyg_accel.record.split import DERIVED
 
 __all__ = ["node_scales", "on_nodes"]
@@ -108,13 +109,25 @@ def _sums(norm: fx.Node, constants: dict[str, Any]) -> list[fx.Node]:
         return []
     matrices = [*parts[0].users]
     weights = [w for view in parts[1].users for w in _views(view)]
-    nodes = _arguments(norm)["num_nodes"]
-    if any(m.target is not graph_of or m.args[1:3] != (nodes, nodes) for m in matrices):
+    nodes = _recorded(_arguments(norm)["num_nodes"])
+    if nodes is None or any(
+        m.target is not graph_of or {*map(_recorded, m.args[1:3])} != {nodes} for m in matrices
+    ):
         return []
     sums = [*dict.fromkeys(node for matrix in matrices for node in matrix.users)]
     if {user for weight in weights for user in weight.users} != {*sums}:
         return []
     return sums if all(_is_weighted(node, constants, weights) for node in sums) else []
+
+
+def _recorded(size: Any) -> int | None:
+    """Return what a number of nodes was in the recorded call; None if that cannot be told."""
+    if isinstance(size, int):
+        return size
+    if size.target != "size" or len(size.args) != 2:
+        return None
+    tensor, dim = size.args
+    return tensor.meta[ABOUT].shape[dim] if ABOUT in tensor.meta else None
 
 
 def _views(node: fx.Node) -> list[fx.Node]:
@@ -154,6 +167,10 @@ def _replace(out: fx.Graph, norm: fx.Node, sums: list[fx.Node], constants: dict[
         scale = out.call_function(node_scales, (matrix, loops, given["dtype"]))
         matrix.meta[DERIVED] = scale.meta[DERIVED] = True
     for node in sums:
+        with out.inserting_before(node):
+            for size in {*node.args[0].args[1:3]} - {nodes}:  # type: ignore[union-attr]
+                equal = out.call_function(operator.eq, (size, nodes))
+                out.call_function(expect, (equal, True))
         formula, operands = _message_of(node, constants)
         (weight,) = {o.index for o in operands_of(formula) if o.side == "e"}
         product = Binary("mul", Operand("v", weight), Operand("u", len(operands)))

@@ -50,9 +50,9 @@ ATTENTION: dict[str, Callable[[], torch.nn.Module]] = {
 }
 
 
-def graph() -> Tensor:
+def graph(nodes: int = N) -> Tensor:
     """Edges with loops, several of one node too, duplicates and nodes without edges."""
-    edges = torch.randint(N - 3, (2, 150))
+    edges = torch.randint(nodes - 3, (2, 150))
     edges[0, :12] = edges[1, :12]
     edges[:, 1] = edges[:, 0]
     edges[:, 21] = edges[:, 20]
@@ -86,25 +86,27 @@ def by_edges(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", LAYERS | ATTENTION)
 @pytest.mark.parametrize("unbuilt", [False, True])
+@pytest.mark.parametrize("sizes", [(N,), (N, N + 9, N - 5)], ids=["one size", "sizes"])
 def test_results_and_gradients_are_those_of_pyg(
-    name: str, unbuilt: bool, by_nodes: None, request: pytest.FixtureRequest
+    name: str, sizes: tuple[int, ...], unbuilt: bool, by_nodes: None, request: pytest.FixtureRequest
 ) -> None:
     torch.manual_seed(0)
     if unbuilt:
         request.getfixturevalue("by_edges")
-    layer, x = (LAYERS | ATTENTION)[name]().double(), torch.randn(N, F, dtype=torch.float64)
-    graphs = [graph() for _ in range(4)]
+    layer = (LAYERS | ATTENTION)[name]().double()
+    graphs = [(graph(nodes), nodes) for nodes in sizes * 4]
 
-    def run(edges: Tensor) -> list[Tensor]:
-        features = x.clone().requires_grad_()
+    def run(edges: Tensor, nodes: int) -> list[Tensor]:
+        features = torch.linspace(-3, 3, nodes * F, dtype=torch.float64).view(nodes, F)
+        features.requires_grad_()
         args = (features, features) if isinstance(layer, (GCN2Conv, FAConv)) else (features,)
         out = layer(*args, edges)
         return [out, *torch.autograd.grad(out.square().sum(), [features, *layer.parameters()])]
 
-    expected = [run(edges) for edges in graphs]
+    expected = [run(*each) for each in graphs]
     with pyg_accel.patched(layer), use_backend("reference" if unbuilt else "auto"):
-        for edges, right in zip(graphs, expected, strict=True):
-            torch.testing.assert_close(run(edges), right)
+        for each, right in zip(graphs, expected, strict=True):
+            torch.testing.assert_close(run(*each), right)
         known = programs.own(layer, "call")
     assert known is not None
     for program in known.programs:
