@@ -10,6 +10,8 @@ from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.nn import MessagePassing
 
+from pyg_accel.costs import Work, work_of
+from pyg_accel.formula import Computation, text_of
 from pyg_accel.graph import derived
 from pyg_accel.graph.matrices import is_sparse_matrix, num_edges
 from pyg_accel.graph.memo import changed, tensors_in
@@ -42,7 +44,6 @@ from pyg_accel.patching.rules.common import MAX_MATERIALIZED_WIDTH
 from pyg_accel.patching.rules.rowwise import makes_matrices
 from pyg_accel.patching.running import Unrecognised
 from pyg_accel.patching.sampling import refuse_training
-from pyg_accel.patching.size import Work, work_of
 from pyg_accel.patching.sparse import SparseTrace, as_edge_index
 from pyg_accel.patching.trace import Trace
 from pyg_accel.record.edge_tensors import plain_shape
@@ -137,7 +138,7 @@ def _reasons(call: gate.Call, width: int, *, recorded: bool) -> list[str]:
     return reasons
 
 
-def _accelerated(call: gate.Call) -> tuple[Any, list[str]]:
+def _accelerated(call: gate.Call) -> tuple[Any, list[Computation]]:
     """Make a call with lazy messages; its result and formulas, and remember what it was."""
     found = _found.setdefault(call.owner, {})  # type: ignore[arg-type]
     try:
@@ -208,9 +209,9 @@ def _attempt(call: gate.Call) -> tuple[Any, Trace | SparseTrace]:
     return out, trace
 
 
-def _refuse_small(layer: MessagePassing, trace: Trace, width: int, formula: str) -> None:
+def _refuse_small(layer: MessagePassing, trace: Trace, width: int, computed: Computation) -> None:
     traced = running_recorder.recorder is None
-    work = work_of([formula], traced=traced, row_bytes=trace.network_bytes)
+    work = work_of([computed], traced=traced, row_bytes=trace.network_bytes)
     if reasons := gate.too_small(layer, trace.edge_index, trace.num_edges, work, width):
         raise Unrecognised("; ".join(reasons), permanent=False, work=work)
 
@@ -277,7 +278,7 @@ def _compile(
     trace = compiled.CompiledTrace(edge_index, self.flow)
     with trace:
         out: Tensor = finish(self, template(self, name)(self, edge_index, **kwargs), written)
-    return out, "; ".join(dict.fromkeys(trace.formulas))
+    return out, text_of(trace.formulas)
 
 
 def _trace(call: gate.Call) -> tuple[Trace | SparseTrace, Any, dict[str, Any]]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch_geometric.nn import MessagePassing
 
-from pyg_accel.formula import parse
+from pyg_accel.formula import Computation, parse
 from pyg_accel.graph.matrices import (
     edges_of_matrix,
     graph_of_matrix,
@@ -64,7 +64,7 @@ class SparseTrace(Watch):
             operands = [x] if values is None else [x, values]
             formula = parse("u0" if values is None else "mul(u0,e1)")
             (out,), note = aggregate(graph, formula, operands, [reduce])
-        self.formulas.append(f"{reduce}_j {formula}{note}")
+        self.formulas.append(Computation(formula, (reduce,), note=note))
         return out
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from pyg_accel.formula import Computation
 from pyg_accel.patching.running import Unrecognised
 from pyg_accel.record.edge_tensors import changed_in_place, name_of
 from pyg_accel.runtime.cache import memory_of
@@ -20,7 +21,7 @@ class Watch(TorchFunctionMode):
 
     Attributes:
         watched: names of the functions that it looks at; the others just run.
-        formulas: what has been run, for the report.
+        formulas: what has been run.
         layer: whose call it is.
         given: returns the tensors that were there before the call and cannot be put back.
     """
@@ -29,7 +30,7 @@ class Watch(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.formulas: list[str] = []
+        self.formulas: list[Computation] = []
         self.layer: torch.nn.Module | None = None
         self.forward: CodeType | None = None  # that called, if it returns no attention weights
         self.given: Callable[[], Iterable[Tensor]] = tuple
