@@ -25,6 +25,8 @@ class Computation:
         relations: number of graphs that are stacked, if they are.
         in_blocks: the operator runs on the edges of one block after another.
         columns: number of features that are read of each source, if those are compressed.
+        linear_bytes: bytes of a row of what PyG's path makes of every edge by a linear layer of
+            both ends, which runs on the nodes; 0 without one.
         note: on the sample that is reduced.
     """
 
@@ -36,6 +38,7 @@ class Computation:
     in_blocks: bool = False
     columns: int = 0
     note: str = ""
+    linear_bytes: int = 0
 
     def __str__(self) -> str:
         text = self.operator or ("" if self.formula is None else f"{self.formula}")

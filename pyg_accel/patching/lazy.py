@@ -144,6 +144,7 @@ class Tracer(Watch):
         writes_weights: whether attention weights are ordinary tensors, as they leave the layer.
         copies: what the message reads may be changed in place before its gradient is computed.
         network_bytes: bytes of a row of the widest network on edges.
+        linear_bytes: the same of linear layers of both ends, which run on the nodes.
         refuse_small: raises Unrecognised where the call is too small for a computation.
     """
 
@@ -168,7 +169,7 @@ class Tracer(Watch):
         self._copies: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
         self.size: Sequence[int | None] | None = None
         self.writes_weights = self.copies = False
-        self.network_bytes = 0
+        self.network_bytes = self.linear_bytes = 0
         self.refuse_small: Callable[[Computation], None] = lambda computed: None
 
     @cached_property

@@ -81,7 +81,9 @@ class Trace(Tracer):
                 graph, formula, operands = paired
             operands = [materialize(t) for t in operands]
             outs, note = aggregate(graph, formula, operands, reduces)
-        self.formulas.append(Computation(formula, tuple(reduces), note=note))
+        self.formulas.append(
+            Computation(formula, tuple(reduces), note=note, linear_bytes=self.linear_bytes)
+        )
         if lazy.later is not IDENTITY or lazy.edge_dim:
             return [lazy.later.apply(out).movedim(0, lazy.edge_dim).contiguous() for out in outs]
         return outs

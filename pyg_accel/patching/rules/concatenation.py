@@ -63,6 +63,7 @@ def _linear_of_parts(
     these parts does not lose as well, and a difference of others stays one: it may be small.
     """
     trace, start = lazy.tracer, 0
+    trace.linear_bytes = max(trace.linear_bytes, weight.size(0) * weight.element_size())
     columns: list[Tensor] = []
     for part in parts:
         stop = start + plain_shape(part)[-1]
