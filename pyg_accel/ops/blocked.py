@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from pyg_accel.backends.dispatch import asked_for
+from pyg_accel.graph import Graph
 from pyg_accel.ops.autograd import Gradient, OperatorPlan, Result, apply
-from pyg_accel.ops.blocks import Block
+from pyg_accel.ops.blocks import Block, blocks_of, edges_of_a_block
 
-__all__ = ["Function", "in_blocks"]
+__all__ = ["Function", "graph_in_blocks", "in_blocks"]
 
 # Of a block and the parts of all tensors that belong to it: results per target, or per edge.
 Function = Callable[[Block, list[Tensor]], list[Tensor]]
@@ -50,6 +51,34 @@ def in_blocks(
     plan = OperatorPlan(lambda *given: _forward(how, given), {}, sys.maxsize, _Rule(how, needs),
                         tuple(range(len(tensors))), asked=asked_for())  # fmt: skip
     return list(apply(plan, None, None, *tensors))
+
+
+def graph_in_blocks(
+    graph: Graph,
+    function: Function,
+    tensors: Sequence[Tensor],
+    sides: Sequence[str],
+    num_rows: int,
+    bytes_per_edge: int,
+    *,
+    of_edges: bool = False,
+    by_degree: bool = False,
+) -> list[Tensor]:
+    """Run a function on the blocks of a graph that fit into the cache.
+
+    Args:
+        graph: CSR by target.
+        function: as of :func:`in_blocks`.
+        tensors: likewise.
+        sides: likewise.
+        num_rows: likewise.
+        bytes_per_edge: what the function makes of an edge.
+        of_edges: as of :func:`in_blocks`.
+        by_degree: as of :func:`~pyg_accel.ops.blocks.blocks_of`.
+    """
+    most = edges_of_a_block(bytes_per_edge, graph.device)
+    blocks = blocks_of(graph, most, by_degree=by_degree)
+    return in_blocks(blocks, function, tensors, sides, num_rows, of_edges=of_edges)
 
 
 _How = tuple[tuple[Block, ...], Function, tuple[str, ...], int, bool]

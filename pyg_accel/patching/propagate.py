@@ -149,6 +149,7 @@ def _accelerated(call: gate.Call) -> tuple[Any, list[str]]:
             running_recorder.recorder.stop(str(reason), may_change=not reason.permanent)
         raise
     found[_key_of(call)] = work_of(trace.formulas, traced=True, row_bytes=trace.network_bytes)
+    recording.note((), {}, trace.network_bytes)
     return out, trace.formulas
 
 
