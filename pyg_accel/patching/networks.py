@@ -24,7 +24,7 @@ from pyg_accel.patching.lazy import LazyTensor, Tracer, first_operand, is_single
 from pyg_accel.patching.running import Unrecognised
 from pyg_accel.patching.sampling import in_force
 from pyg_accel.record.edge_tensors import DeferredOperand, materialize, plain_shape
-from pyg_accel.record.recorder import perform, quiet
+from pyg_accel.record.recorder import perform, quiet, running_recorder
 from pyg_accel.record.steps import Steps
 from pyg_accel.runtime.hooks import has_hooks
 from pyg_accel.runtime.module_state import modules_in
