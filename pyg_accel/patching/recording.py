@@ -315,7 +315,8 @@ def _unrecordable(
            and not is_rendered(value)]  # fmt: skip
     if own:
         return f"{', '.join(own)} set on the instance"
-    if reasons := hook_reasons(layer) or [r for m in modules_in(layer) for r in hooks_in(m)]:
+    hooked = modules_in(layer) if name == "call" else ()
+    if reasons := hook_reasons(layer) or [r for m in hooked for r in hooks_in(m)]:
         return "; ".join(reasons)
     others = any(not isinstance(mode, torch.device) for mode in modes())
     if others or torch._C._len_torch_dispatch_stack():
