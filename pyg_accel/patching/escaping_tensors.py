@@ -24,8 +24,7 @@ from pyg_accel.patching.running import Unrecognised, running
 from pyg_accel.record.edge_tensors import DeferredOperand, materialize, plain_shape
 
 __all__ = [
-    "KEEPS", "apart", "finish", "nothing", "ordinary", "refuse_kept", "returns_none",
-    "writes_weights", "written",
+    "KEEPS", "finish", "nothing", "ordinary", "refuse_kept", "returns_none", "written",
 ]  # fmt: skip
 
 _ASKED = "return_attention_weights"
@@ -46,17 +45,6 @@ def returns_none(module: MessagePassing) -> CodeType | None:
             return frame.f_code if mine and given.get(_ASKED, _ASKED) is None else None
         frame = frame.f_back  # type: ignore[assignment]
     return None
-
-
-def writes_weights(module: MessagePassing, function: str, code: CodeType | None) -> bool:
-    """Return whether a call of ``propagate`` or ``edge_updater`` writes its softmax weights out.
-
-    Args:
-        module: the layer.
-        function: which of the two.
-        code: what :func:`returns_none` says.
-    """
-    return code is None and (function == "edge_updater" or module in KEEPS)
 
 
 @lru_cache(maxsize=256)
@@ -114,10 +102,19 @@ def finish(
     out: Any,
     change: Callable[[Any], Any],
     forward: CodeType | None = None,
+    *,
+    clear: bool = False,
 ) -> Any:
     """Nothing lazy may leave: not in the result and not in what the layer put aside.
 
     Unless the ``forward`` that is given will clear it.
+
+    Args:
+        module: the layer.
+        out: the result.
+        change: what becomes of lazy tensors.
+        forward: that made the call.
+        clear: clear it already, as nothing reads it.
     """
 
     def change_own(value: Any) -> Any:  # another thread may run the layer, on messages of its own
@@ -126,7 +123,9 @@ def finish(
 
     for name, value in vars(module).copy().items():
         if isinstance(value, LazyTensor) and forward is not None and name in _cleared(forward):
-            if (waiting := _edge_operand(value)) is not None:
+            if clear:
+                vars(module)[name] = None
+            elif (waiting := _edge_operand(value)) is not None:
                 vars(module)[name] = waiting
             continue
         left = value if name in OF_EVERY_MODULE else changed(value, change_own)
@@ -141,11 +140,6 @@ def ordinary(value: Any) -> Any:
         made = _edge_operand(value)
         return value.tracer.compute(value) if made is None else made
     return value
-
-
-def apart(value: Any) -> Any:
-    """Attention weights that write nothing out for the call they were made for."""
-    return value.apart() if isinstance(value, Weights) else value
 
 
 def nothing(value: Any) -> Any:

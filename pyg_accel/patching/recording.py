@@ -8,6 +8,7 @@ are computed in each call, and serves for all sizes if both records agree in eve
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch._dynamo.eval_frame import skip_code
+from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import Module
 from torch_geometric.nn import MessagePassing
 
@@ -79,7 +81,7 @@ class _TraceNotes:
 
 
 class Refused(Exception):
-    """A call for which a transform has no program and makes none; the text is the reason."""
+    """A call for which there is no program, and whose code has not run; the text is the reason."""
 
 
 class Attempt(NamedTuple):
@@ -123,32 +125,38 @@ def note(formulas: Iterable[str], backends: dict[str, None], row_bytes: int) -> 
 
 def recorded(
     layer: MessagePassing,
-    name: str,
+    name: Any,
     make: Callable[..., Any],
     stock: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     transformed: Programs | None = None,
+    reasons: Callable[[], list[str]] = list,
 ) -> Any:
     """Make a call and record it, if it can be; ``stock`` makes it as PyG does.
 
+    Inside of a checkpoint, which counts what a call saves, the result is that of the next call of
+    the program.
+
     Raises:
-        Refused: if it cannot be, and there are ``transformed`` programs for it; it was not made.
+        Refused: if it cannot be, and is no call of a whole layer as it is; it was not made.
     """
     if get_eval_frame_callback() is not None:
         return make(layer, *args, **kwargs)  # after a break of its graph Dynamo sees what runs here
+    whole, hooked = name == "call" and transformed is None, saved_tensors_are_hooked()
     known = programs_of(layer, name) if transformed is None else transformed
     start = perf_counter()
     outside = running.transformed, forced.on
     if transformed is not None:
         running.transformed, forced.on = {}, True
     try:
-        made = attempt(known, layer, name, make, args, kwargs)
+        with saved_tensors_hooks(_same, _same) if hooked else nullcontext():
+            made = attempt(known, layer, name, make, args, kwargs, reasons, again=not hooked)
     finally:
         running.transformed, forced.on = outside
     if isinstance(made, str):
         known.looked = known.of_class.version
-        if transformed is not None:
+        if not whole:
             raise Refused(made)
         return make(layer, *args, **kwargs)
     program = known.transformed(made.program, made.kind, tensors_in((args, kwargs)))
@@ -172,6 +180,10 @@ def recorded(
             finally:
                 running.stock = before
         known.seen.is_new(graph)  # it is not in the next call
+    if hooked:
+        assert made.before is not None
+        made.before.restore()
+        raise Refused("" if made.program else known.of_class.reason)
     if program is not None and program is made.program:
         program.state.sizes.row.add(perf_counter() - start)
     elif made.formulas:
@@ -182,10 +194,13 @@ def recorded(
 def attempt(
     known: Programs,
     layer: MessagePassing,
-    name: str,
+    name: Any,
     make: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
+    reasons: Callable[[], list[str]] = list,
+    *,
+    again: bool = True,
 ) -> Attempt | str:
     """Make a call and record it, or return why that is not tried; then the call was not made.
 
@@ -197,18 +212,23 @@ def attempt(
         make: makes the call of the layer.
         args: of the call.
         kwargs: of the call.
+        reasons: why the call is PyG's, which cost most to find out.
+        again: try what came to nothing before.
     """
-    if reason := known.refusal(args, kwargs) or _unrecordable(layer, name, args, kwargs):
-        known.of_class.reason = known.of_class.reason or reason
-        return reason
-    failed = known.of_class.fail
+    failed, now, different = known.of_class.fail, context(), ""
     kind: Any = None
     try:
         signature = Signature(args, kwargs)
-        now = context()
         kind = _structure(layer), signature.key, now
-        if reason := known.of_class.refusal(kind):
+        if reason := known.of_class.refusal(kind, again=again):
             return reason
+    except NotComparable as error:
+        different = str(error)
+    reason = known.refusal(args, kwargs) or _unrecordable(layer, name, args, kwargs)
+    if reason := reason or "; ".join(reasons()) or different:
+        known.of_class.reason = known.of_class.reason or reason
+        return reason
+    try:
         alike = next((p for p in (*held(known, now), *matching(known, now))
                       if p.signature.is_like(signature)), None)  # fmt: skip
         if alike is not None:
@@ -223,18 +243,20 @@ def attempt(
         try:
             with record_choices() as backends:
                 out, recorder, guard = record(
-                    layer, _ENTRIES[name], make, args, kwargs, signature, exact=exact, whole=whole
-                )
+                    layer, _ENTRIES[name if isinstance(name, str) else name[0]], make, args,
+                    kwargs, signature, exact=exact, whole=whole
+                )  # fmt: skip
         finally:
             _running.seen, arguments.tensors = before, outer
     except NotComparable as error:
         failed(kind, str(error), again=error.may_change)
-        return Attempt(make(layer, *args, **kwargs))
+        return str(error)
     known.overwrites = recorder.overwrites or (bool(known.programs) and known.overwrites)
     made = Attempt(out, None, seen.text(), "+".join(seen.backends) or "deferred", before=saved)
     reason = recorder.reason
     if not reason and not seen.formulas:
-        reason = "no propagate call that is accelerated"
+        of_layer = "no propagate call that is accelerated"
+        reason = of_layer if name == "call" else "no reduction that could be fused"
     differs = alike is not None and not alike.agrees(recorder.graph, recorder.constants)
     if not reason and differs:
         reason = "what it does depends on sizes"  # which a later call of other sizes may not show
@@ -256,6 +278,10 @@ def attempt(
     if known.drift and alike is not None and alike.signature.dynamic:
         alike = None  # it serves other sizes
     return made._replace(program=program, alike=alike, kind=kind)
+
+
+def _same(tensor: Tensor) -> Tensor:
+    return tensor
 
 
 def verifies() -> bool:
@@ -302,13 +328,11 @@ skip_code(recorded.__code__)  # Dynamo begins no graph here
 
 def _unrecordable(
     layer: MessagePassing,
-    name: str,
+    name: Any,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> str:
     """Return why a call is not recorded, by what is known before; empty if it is."""
-    if get_eval_frame_callback() is not None:
-        return "a call that Dynamo runs"
     if missing := cpu_unavailable_reasons():
         return missing[0]  # it compares what programs depend on
     own = [method for method, value in vars(layer).copy().items() if method in _METHODS
@@ -318,11 +342,12 @@ def _unrecordable(
     hooked = modules_in(layer) if name == "call" else ()
     if reasons := hook_reasons(layer) or [r for m in hooked for r in hooks_in(m)]:
         return "; ".join(reasons)
-    others = any(not isinstance(mode, torch.device) for mode in modes())
-    if others or torch._C._len_torch_dispatch_stack():
-        return "inside a mode of torch"
-    if saved_tensors_are_hooked():
-        return "saved-tensor hooks are active"
+    if name == "call":
+        others = any(not isinstance(mode, torch.device) for mode in modes(whole=True))
+        if others or torch._C._len_torch_dispatch_stack():
+            return "inside a mode of torch"
+        if saved_tensors_are_hooked():
+            return "saved-tensor hooks are active"
     if torch_records():
         return "calls that torch records"
     if not (sys.getprofile() is None or callable(sys.getprofile())):

@@ -15,12 +15,11 @@ class Unrecognised(Exception):
 
     Attributes:
         permanent: the same layer will do it again, so there is no need to try.
-        work: what the call does (:class:`.size.Work`) if it is only too small.
     """
 
-    def __init__(self, reason: str, *, permanent: bool = True, work: Any = None) -> None:
+    def __init__(self, reason: str, *, permanent: bool = True) -> None:
         super().__init__(reason)
-        self.permanent, self.work = permanent, work
+        self.permanent = permanent
         if running.traces and running.traces[-1].failure is None:
             running.traces[-1].failure = self
 
@@ -35,12 +34,14 @@ class _Running(threading.local):
         exchange: fetches rows of other processes for the layer that runs; None in one process.
         traces: the calls being traced, innermost last. The stack of function modes does not tell: a
             mode is off while it handles a function.
+        products: formulas of the products in a layer's call with a sparse matrix; None outside.
         stock: a layer's call is PyG's own for its size, and functions inside run as they were.
     """
 
     transformed: Mapping[Module, Any] = MappingProxyType({})
     static: tuple[Any, ...] = ()
     exchange: Any = None
+    products: list[str] | None = None
     stock = False
 
     def __init__(self) -> None:
