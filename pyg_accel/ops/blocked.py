@@ -16,25 +16,28 @@ from pyg_accel.graph import Graph
 from pyg_accel.ops.autograd import Gradient, OperatorPlan, Result, apply
 from pyg_accel.ops.blocks import Block, blocks_of, edges_of_a_block
 
-__all__ = ["Function", "graph_in_blocks", "in_blocks"]
+__all__ = ["Function", "in_blocks"]
 
 # Of a block and the parts of all tensors that belong to it: results per target, or per edge.
 Function = Callable[[Block, list[Tensor]], list[Tensor]]
 
 
 def in_blocks(
-    blocks: Sequence[Block],
+    graph: Graph,
+    bytes_per_edge: int,
     function: Function,
     tensors: Sequence[Tensor],
     sides: Sequence[str],
     num_rows: int,
     *,
     of_edges: bool = False,
+    by_degree: bool = False,
 ) -> list[Tensor]:
-    """Run a function on every block, and put its results together.
+    """Run a function on every block of a graph, and put its results together.
 
     Args:
-        blocks: of a graph.
+        graph: CSR by target.
+        bytes_per_edge: what the function makes of an edge: a block fits into the cache.
         function: gets a block, and of every tensor what belongs to it. It must draw no random
             numbers, change nothing, and read no tensor with gradients that it is not given.
         tensors: what it reads.
@@ -43,42 +46,17 @@ def in_blocks(
         num_rows: of the results.
         of_edges: results have a row for each edge, in the order of the edge list; by default one
             for each target.
+        by_degree: as of :func:`~pyg_accel.ops.blocks.blocks_of`.
     """
-    how = (tuple(blocks), function, tuple(sides), num_rows, of_edges)
+    most = edges_of_a_block(bytes_per_edge, graph.device)
+    blocks = tuple(blocks_of(graph, most, by_degree=by_degree))
+    how = (blocks, function, tuple(sides), num_rows, of_edges)
     needs = tuple([torch.is_grad_enabled() and t.requires_grad for t in tensors])
     if not any(needs):
         return _forward(how, tensors)
     plan = OperatorPlan(lambda *given: _forward(how, given), {}, sys.maxsize, _Rule(how, needs),
                         tuple(range(len(tensors))), asked=asked_for())  # fmt: skip
     return list(apply(plan, None, None, *tensors))
-
-
-def graph_in_blocks(
-    graph: Graph,
-    function: Function,
-    tensors: Sequence[Tensor],
-    sides: Sequence[str],
-    num_rows: int,
-    bytes_per_edge: int,
-    *,
-    of_edges: bool = False,
-    by_degree: bool = False,
-) -> list[Tensor]:
-    """Run a function on the blocks of a graph that fit into the cache.
-
-    Args:
-        graph: CSR by target.
-        function: as of :func:`in_blocks`.
-        tensors: likewise.
-        sides: likewise.
-        num_rows: likewise.
-        bytes_per_edge: what the function makes of an edge.
-        of_edges: as of :func:`in_blocks`.
-        by_degree: as of :func:`~pyg_accel.ops.blocks.blocks_of`.
-    """
-    most = edges_of_a_block(bytes_per_edge, graph.device)
-    blocks = blocks_of(graph, most, by_degree=by_degree)
-    return in_blocks(blocks, function, tensors, sides, num_rows, of_edges=of_edges)
 
 
 _How = tuple[tuple[Block, ...], Function, tuple[str, ...], int, bool]

@@ -14,7 +14,6 @@ __all__ = [
     "PairFeatures",
     "Pairs",
     "Relations",
-    "features_of_pairs",
     "graph_of_pairs",
     "multiply_pairs",
     "multiply_relations",
@@ -97,11 +96,6 @@ class PairFeatures(NamedTuple):
         return segment_matmul(self.x, self.ptr, weight)
 
 
-def features_of_pairs(pairs: Pairs, x: Tensor) -> PairFeatures:
-    """Gather the features of the nodes of pairs from those of all nodes."""
-    return PairFeatures(spmm(pairs.node, x), pairs.ptr)
-
-
 def pairs_of(edge_index: Tensor, row: int, relation: Tensor, nodes: int, relations: int) -> Pairs:
     """Return the pairs of relations and nodes of edges, stored with the edges.
 
@@ -153,7 +147,7 @@ def multiply_pairs(pairs: Pairs, x: Tensor, weight: Tensor) -> Tensor:
     Returns:
         [P, B, M].
     """
-    blocks = [features_of_pairs(pairs, x[:, b]).matmul(weight[:, b])
+    blocks = [PairFeatures(spmm(pairs.node, x[:, b]), pairs.ptr).matmul(weight[:, b])
               for b in range(weight.size(1))]  # fmt: skip
     return torch.stack(blocks, 1) if len(blocks) > 1 else blocks[0].unsqueeze(1)
 

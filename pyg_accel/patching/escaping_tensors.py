@@ -6,7 +6,6 @@ the layer returns need not exist.
 
 import dis
 import sys
-import weakref
 from collections.abc import Callable
 from functools import lru_cache
 from types import CodeType
@@ -24,12 +23,10 @@ from pyg_accel.patching.running import Unrecognised, running
 from pyg_accel.record.edge_tensors import DeferredOperand, materialize, plain_shape
 
 __all__ = [
-    "KEEPS", "finish", "nothing", "ordinary", "refuse_kept", "returns_none", "written",
+    "finish", "nothing", "ordinary", "refuse_kept", "returns_none", "written",
 ]  # fmt: skip
 
 _ASKED = "return_attention_weights"
-# Layers that were seen to leave their attention weights in an attribute.
-KEEPS: "weakref.WeakSet[MessagePassing]" = weakref.WeakSet()
 
 
 def returns_none(module: MessagePassing) -> CodeType | None:
@@ -78,22 +75,19 @@ def _has_gradients(lazy: LazyTensor) -> bool:
     )
 
 
-def refuse_kept(module: MessagePassing, trace: Any) -> None:
+def refuse_kept(module: MessagePassing, trace: Any, forward: CodeType | None) -> None:
     """Raise where the result is not made of what the layer leaves, as it is in PyG.
 
     Raises:
-        Unrecognised: attention weights will be written out next time; others need PyG's path.
+        Unrecognised: a part of the message with gradients, or attention weights.
     """
     for name, value in vars(module).copy().items():
-        if name in OF_EVERY_MODULE or (trace.forward and name in _cleared(trace.forward)):
+        if name in OF_EVERY_MODULE or (forward and name in _cleared(forward)):
             continue
         for lazy in tensors_in(value):
             if not isinstance(lazy, LazyTensor) or lazy.tracer is not trace:
                 continue
-            if isinstance(_edge_operand(lazy), Weights):
-                KEEPS.add(module)
-                raise Unrecognised(f"attention weights that stay in 'self.{name}'", permanent=False)
-            if _has_gradients(lazy):
+            if isinstance(_edge_operand(lazy), Weights) or _has_gradients(lazy):
                 raise Unrecognised(f"a part of the message that stays in 'self.{name}'")
 
 

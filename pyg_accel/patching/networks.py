@@ -17,7 +17,7 @@ from torch import Tensor, fx
 from pyg_accel import ops
 from pyg_accel.formula import Formula, Operand, operands_of
 from pyg_accel.graph import Graph
-from pyg_accel.ops.blocked import graph_in_blocks
+from pyg_accel.ops.blocked import in_blocks
 from pyg_accel.ops.blocks import Block, fits_whole, free_bytes
 from pyg_accel.ops.edge_product import edge_product, summed_products
 from pyg_accel.patching.lazy import LazyTensor, Tracer, first_operand, is_single_side
@@ -293,11 +293,11 @@ def _run(
     with quiet():
         graph = trace.graph_of(num_rows)
         given, sides = ([node.meta[key] for node in tensors] for key in (_TENSOR, _SIDE))
-        steps = Steps.of(inputs, root)
+        steps = Steps.of(inputs, [node for node in _needed(root) if node.op != "placeholder"])
         if whole:
             return steps(_Whole(graph, num_rows), given)
         rows, by_degree = trace.num_edges if of_edges else num_rows, product is not None
-        return perform(graph_in_blocks, graph, steps, given, sides, rows, size,
+        return perform(in_blocks, graph, size, steps, given, sides, rows,
                        of_edges=of_edges, by_degree=by_degree)  # fmt: skip
 
 

@@ -16,7 +16,6 @@ from pyg_accel.graph.memo import tensors_in
 from pyg_accel.patching import compiled, dynamo_guards, gate, programs, recording
 from pyg_accel.patching.effects import effect_reasons, tensors_outside
 from pyg_accel.patching.escaping_tensors import (
-    KEEPS,
     finish,
     nothing,
     ordinary,
@@ -39,7 +38,7 @@ from pyg_accel.patching.reasons import (
 )
 from pyg_accel.patching.rules.common import MAX_MATERIALIZED_WIDTH
 from pyg_accel.patching.rules.rowwise import makes_matrices
-from pyg_accel.patching.running import Unrecognised
+from pyg_accel.patching.running import Unrecognised, running
 from pyg_accel.patching.sampling import refuse_training
 from pyg_accel.patching.size import work_of
 from pyg_accel.patching.sparse import multiplied, with_edges
@@ -172,11 +171,10 @@ def _attempt(
     assert isinstance(self, MessagePassing)
     trace = Trace(edge_index, self.flow)
     trace.layer = self
-    trace.forward = forward
     trace.size = kwargs.get("size")
     trace.copies = torch.is_grad_enabled() and programs.overwrites(self)
     leave = original.__name__ == "edge_updater"  # weights are what it returns
-    trace.writes_weights = (leave and alone) or (forward is None and (leave or self in KEEPS))
+    trace.writes_weights = leave and (alone or forward is None)
     if makes_matrices(getattr(self.message, "__code__", None)):
         trace.watched |= {"linear"}
         for reason in hooked_inside(self):
@@ -189,7 +187,7 @@ def _attempt(
     with trace:
         try:
             out = original(self, edge_index, **kwargs)
-            refuse_kept(self, trace)
+            refuse_kept(self, trace, forward)
             out = finish(self, out, ordinary, forward, clear=alone)
         finally:
             if out is None:  # it raised
@@ -221,7 +219,7 @@ def softmax(
     """Stand in for ``torch_geometric.utils.softmax`` where the scores are those of our messages."""
     if torch.compiler.is_dynamo_compiling():
         return function(src, index, *args, **kwargs)
-    trace = Trace.active()
+    trace = running.traces[-1] if running.traces else None
     if not isinstance(trace, Trace) or trace.row_of(index) != trace.target:
         return function(src, index, *args, **kwargs)
     given = dict(zip(("ptr", "num_nodes", "dim"), args, strict=False)) | kwargs
