@@ -11,7 +11,6 @@ from pyg_accel.ops.segment_matmul import segment_matmul
 from pyg_accel.ops.spmm import spmm
 
 __all__ = [
-    "PairFeatures",
     "Pairs",
     "Relations",
     "graph_of_pairs",
@@ -70,7 +69,7 @@ class Pairs(NamedTuple):
     Attributes:
         node: a graph with one edge into each of P rows, from its node.
         ptr: [R + 1], where the pairs of every relation begin; on the CPU.
-        nodes: [P], their nodes.
+        nodes: [P], their nodes; a recording reads P from it.
         pair: [E], the pair of every edge.
     """
 
@@ -78,22 +77,6 @@ class Pairs(NamedTuple):
     ptr: Tensor
     nodes: Tensor
     pair: Tensor
-
-
-class PairFeatures(NamedTuple):
-    """The features of the nodes of pairs.
-
-    Attributes:
-        x: [P, F].
-        ptr: as of :class:`Pairs`.
-    """
-
-    x: Tensor
-    ptr: Tensor
-
-    def matmul(self, weight: Tensor) -> Tensor:
-        """Multiply each by the matrix of its relation, [R, F, H]: [P, H]."""
-        return segment_matmul(self.x, self.ptr, weight)
 
 
 def pairs_of(edge_index: Tensor, row: int, relation: Tensor, nodes: int, relations: int) -> Pairs:
@@ -147,7 +130,7 @@ def multiply_pairs(pairs: Pairs, x: Tensor, weight: Tensor) -> Tensor:
     Returns:
         [P, B, M].
     """
-    blocks = [PairFeatures(spmm(pairs.node, x[:, b]), pairs.ptr).matmul(weight[:, b])
+    blocks = [segment_matmul(spmm(pairs.node, x[:, b]), pairs.ptr, weight[:, b])
               for b in range(weight.size(1))]  # fmt: skip
     return torch.stack(blocks, 1) if len(blocks) > 1 else blocks[0].unsqueeze(1)
 

@@ -14,13 +14,11 @@ from typing import Any
 from torch import Tensor
 from torch_geometric.nn import MessagePassing
 
-from pyg_accel.formula import operands_of
 from pyg_accel.graph.memo import changed, tensors_in
-from pyg_accel.patching.attention import Weights
 from pyg_accel.patching.layers import OF_EVERY_MODULE
 from pyg_accel.patching.lazy import LazyTensor, first_operand, is_single_side
 from pyg_accel.patching.running import Unrecognised, running
-from pyg_accel.record.edge_tensors import DeferredOperand, materialize, plain_shape
+from pyg_accel.record.edge_tensors import materialize, plain_shape
 
 __all__ = [
     "finish", "nothing", "ordinary", "refuse_kept", "returns_none", "written",
@@ -65,30 +63,18 @@ def _edge_operand(lazy: LazyTensor) -> Tensor | None:
     return operand if lazy.formula.side == "e" and whole else None  # type: ignore[union-attr]
 
 
-def _has_gradients(lazy: LazyTensor) -> bool:
-    """Return whether a message has gradients: the result may be made of it in PyG's path."""
-    if not lazy.tracer.records_gradients or _edge_operand(lazy) is not None:
-        return False
-    operands = [lazy.tracer.operands[o.index] for o in operands_of(lazy.formula)]
-    return any(
-        t.differentiable() if isinstance(t, DeferredOperand) else t.requires_grad for t in operands
-    )
-
-
 def refuse_kept(module: MessagePassing, trace: Any, forward: CodeType | None) -> None:
-    """Raise where the result is not made of what the layer leaves, as it is in PyG.
+    """Raise where a layer leaves something that programs do not.
 
     Raises:
-        Unrecognised: a part of the message with gradients, or attention weights.
+        Unrecognised: a part of the message.
     """
     for name, value in vars(module).copy().items():
         if name in OF_EVERY_MODULE or (forward and name in _cleared(forward)):
             continue
-        for lazy in tensors_in(value):
-            if not isinstance(lazy, LazyTensor) or lazy.tracer is not trace:
-                continue
-            if isinstance(_edge_operand(lazy), Weights) or _has_gradients(lazy):
-                raise Unrecognised(f"a part of the message that stays in 'self.{name}'")
+        if any(isinstance(t, LazyTensor) and t.tracer is trace for t in tensors_in(value)):
+            reason = f"a part of the message that stays in 'self.{name}'"
+            raise Unrecognised(reason, permanent=False)
 
 
 def finish(

@@ -126,7 +126,7 @@ def _entered(call: gate.Call, forward: CodeType | None, *, alone: bool = False) 
     """Make a call that is recorded, alone or as a part of the ``forward`` that clears weights."""
     assert isinstance(call.owner, MessagePassing)
     width = row_bytes(call.kwargs, call.owner.node_dim)
-    ours = partial(_accelerated, forward=forward, alone=alone, width=width)
+    ours = partial(_attempt, forward=forward, alone=alone, width=width)
     return gate.enter(call, (), ours, device_of(call.args[0]), traced=True, row_bytes=width)
 
 
@@ -149,24 +149,10 @@ def _reasons(call: gate.Call) -> list[str]:
     return reasons or subclass_reasons((call.args, call.kwargs)) or effect_reasons(layer)
 
 
-def _accelerated(
+def _attempt(
     call: gate.Call, *, forward: CodeType | None, alone: bool, width: int
 ) -> tuple[Any, list[str]]:
     """Make a call with lazy messages; its result and formulas."""
-    try:
-        out, trace = _attempt(call, forward, alone=alone, width=width)
-    except Unrecognised as reason:
-        if running_recorder.recorder is not None:
-            running_recorder.recorder.stop(str(reason), may_change=not reason.permanent)
-        raise
-    recording.note((), {}, trace.network_bytes)
-    return out, trace.formulas
-
-
-def _attempt(
-    call: gate.Call, forward: CodeType | None, *, alone: bool, width: int
-) -> tuple[Any, Trace]:
-    """Make a call with lazy messages: its result, and what was seen."""
     original, self, (edge_index,), kwargs = call
     assert isinstance(self, MessagePassing)
     trace = Trace(edge_index, self.flow)
@@ -177,22 +163,28 @@ def _attempt(
     trace.writes_weights = leave and (alone or forward is None)
     if makes_matrices(getattr(self.message, "__code__", None)):
         trace.watched |= {"linear"}
-        for reason in hooked_inside(self):
-            raise Unrecognised(reason, permanent=False)
     trace.refuse_small = partial(_refuse_small, self, trace, width)
     trace.given = lambda: [
         *tensors_in((edge_index, kwargs)), *tensors_of(self), *tensors_outside(self)
     ]  # fmt: skip
     out = None
-    with trace:
-        try:
-            out = original(self, edge_index, **kwargs)
-            refuse_kept(self, trace, forward)
-            out = finish(self, out, ordinary, forward, clear=alone)
-        finally:
-            if out is None:  # it raised
-                finish(self, None, nothing)
-    return out, trace
+    try:
+        if "linear" in trace.watched and (hooks := hooked_inside(self)):
+            raise Unrecognised(hooks[0], permanent=False)
+        with trace:
+            try:
+                out = original(self, edge_index, **kwargs)
+                refuse_kept(self, trace, forward)
+                out = finish(self, out, ordinary, forward, clear=alone)
+            finally:
+                if out is None:  # it raised
+                    finish(self, None, nothing)
+    except Unrecognised as reason:
+        assert running_recorder.recorder is not None
+        running_recorder.recorder.stop(str(reason), may_change=not reason.permanent)
+        raise
+    recording.note((), {}, trace.network_bytes)
+    return out, trace.formulas
 
 
 def _refuse_small(layer: MessagePassing, trace: Trace, width: int, formula: str) -> None:
