@@ -6,7 +6,6 @@ are computed in each call, and serves for all sizes if both records agree in eve
 """
 
 import sys
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -30,7 +29,6 @@ from pyg_accel.patching.overrides import is_rendered
 from pyg_accel.patching.programs import Programs, Sizes, is_users, matching, programs_of
 from pyg_accel.patching.reasons import (
     forced,
-    torch_records,
     transform_reasons,
 )
 from pyg_accel.patching.running import running
@@ -89,33 +87,26 @@ class Attempt(NamedTuple):
 
     Attributes:
         out: what it returned.
-        program: of the call; None if there is none.
         formulas: for the report; empty if nothing was accelerated.
         backends: for the report.
-        alike: the program of calls of other sizes that the program replaces.
         kind: of the call, by which records that came to nothing are noted.
         before: the state of the layer before the call.
+        program: of the call; None if there is none.
+        alike: the program of calls of other sizes that the program replaces.
     """
 
     out: Any
+    formulas: str
+    backends: str
+    kind: Any
+    before: ModuleState
     program: LayerProgram | None = None
-    formulas: str = ""
-    backends: str = ""
     alike: LayerProgram | None = None
-    kind: Any = None
-    before: ModuleState | None = None
-
-
-class _Running(threading.local):
-    seen: _TraceNotes | None = None
-
-
-_running = _Running()
 
 
 def note(formulas: Iterable[str], backends: dict[str, None], row_bytes: int) -> bool:
     """Take a note of a propagate call of the layer that is being recorded, if one is."""
-    seen = _running.seen
+    seen = running.seen
     if seen is not None:
         seen.formulas |= dict.fromkeys(formulas)
         seen.backends |= backends
@@ -163,7 +154,6 @@ def recorded(
     if program is None:
         known.looked = known.of_class.version
     if verifies() and made.formulas and transformed is None:
-        assert made.before is not None
         verify(stock, layer, args, kwargs, made.out, made.before)
     if program is not None:
         known.store(program, made.alike)
@@ -171,7 +161,6 @@ def recorded(
         sizes = program.state.sizes
         graph = leaves[sizes.graph]
         if graph.size(1) < sizes.fewest and not program.writes:  # as it is in later calls
-            assert made.before is not None
             made.before.restore()
             sizes.row_few.add(perf_counter() - start)
             before, running.stock = running.stock, True
@@ -181,7 +170,6 @@ def recorded(
                 running.stock = before
         known.seen.is_new(graph)  # it is not in the next call
     if hooked:
-        assert made.before is not None
         made.before.restore()
         raise Refused("" if made.program else known.of_class.reason)
     if program is not None and program is made.program:
@@ -237,8 +225,7 @@ def attempt(
         exact, whole = alike is None and is_users(layer), name == "call" and is_users(layer)
         device = next(v.device for v in (*args, *kwargs.values()) if is_edge_index(v))
         saved = ModuleState(modules_in(layer), device)
-        before, _running.seen = _running.seen, _TraceNotes()
-        seen = _running.seen
+        before, running.seen = running.seen, (seen := _TraceNotes())
         outer, arguments.tensors = arguments.tensors, tuple(tensors_in((args, kwargs)))
         try:
             with record_choices() as backends:
@@ -247,12 +234,12 @@ def attempt(
                     kwargs, signature, exact=exact, whole=whole
                 )  # fmt: skip
         finally:
-            _running.seen, arguments.tensors = before, outer
+            running.seen, arguments.tensors = before, outer
     except NotComparable as error:
         failed(kind, str(error), again=error.may_change)
         return str(error)
     known.overwrites = recorder.overwrites or (bool(known.programs) and known.overwrites)
-    made = Attempt(out, None, seen.text(), "+".join(seen.backends) or "deferred", before=saved)
+    made = Attempt(out, seen.text(), "+".join(seen.backends) or "deferred", kind, saved)
     reason = recorder.reason
     if not reason and not seen.formulas:
         of_layer = "no propagate call that is accelerated"
@@ -277,7 +264,7 @@ def attempt(
         failed(kind, "what its code reads changes between calls", again=True)
     if known.drift and alike is not None and alike.signature.dynamic:
         alike = None  # it serves other sizes
-    return made._replace(program=program, alike=alike, kind=kind)
+    return made._replace(program=program, alike=alike)
 
 
 def _same(tensor: Tensor) -> Tensor:
@@ -348,8 +335,6 @@ def _unrecordable(
             return "inside a mode of torch"
         if saved_tensors_are_hooked():
             return "saved-tensor hooks are active"
-    if torch_records():
-        return "calls that torch records"
     if not (sys.getprofile() is None or callable(sys.getprofile())):
         return "under a profiler in C, which Python cannot switch on again after a record"
     if reasons := transform_reasons():

@@ -74,53 +74,36 @@ def _product(formulas: list[str], adj: Any, x: Tensor, reduce: str) -> Tensor | 
 def with_edges(call: gate.Call) -> gate.Call:
     """Return a call with a plain edge_index in place of a matrix or an EdgeIndex.
 
+    As in PyG's template, values of a matrix become the argument that the message asks for, if it
+    was None.
+
     Raises:
-        Unrecognised: if PyG hands what it is given on to the message, or would not take it.
+        Unrecognised: if PyG would not take the graph, or hands it on to the message.
     """
-    module, (graph,), kwargs = call.owner, call.args, call.kwargs
+    module, (graph,), given = call.owner, call.args, dict(call.kwargs)
     assert isinstance(module, MessagePassing)
-    if is_sparse_matrix(graph):
-        plain, kwargs = _as_edge_index(call.original, module, graph, kwargs)
-        return call._replace(args=(plain,), kwargs=kwargs)
-    if not isinstance(graph, EdgeIndex):
+    updates = call.original.__name__ == "edge_updater"
+    parts: list[Any] = ["edge_update"] if updates else ["message", "aggregate", "update"]
+    names = module.inspector.get_flat_param_names(parts)
+    matrix = is_sparse_matrix(graph)
+    if not matrix and not isinstance(graph, EdgeIndex):
         raise Unrecognised(f"a {type(graph).__name__} as edge_index", permanent=False)
-    read = module.inspector.get_flat_param_names(["message", "aggregate", "update", "edge_update"])
-    if any(name.startswith("edge_index") for name in read):
-        raise Unrecognised("the message reads the EdgeIndex itself")
-    kwargs = kwargs | {"size": (graph.num_rows, graph.num_cols)}  # PyG ignores a given size
-    return call._replace(args=(graph.as_tensor(),), kwargs=kwargs)
-
-
-def _as_edge_index(
-    original: Callable[..., Any], module: MessagePassing, adj: Any, kwargs: Any
-) -> tuple[Tensor, dict[str, Any]]:
-    """Return the edge_index and arguments by which a call does what it does for a matrix.
-
-    As in PyG's template, values become the argument that the message asks for, if it was None.
-
-    Raises:
-        Unrecognised: if PyG would not take the matrix, or hands it on to the message.
-    """
-    inspector = module.inspector
-    names = (
-        inspector.get_param_names("edge_update")
-        if original.__name__ == "edge_updater"
-        else inspector.get_flat_param_names(["message", "aggregate", "update"])
-    )
-    reasons = [f"a message that asks for '{n}'" for n in ("edge_index", "adj_t") if n in names]
-    if isinstance(adj, Tensor):
-        reasons += tensor_reasons(adj) + ["a CSC matrix"] * (adj.layout == torch.sparse_csc)
-    if module.flow != "source_to_target":
+    reasons = [f"a message that asks for '{n}'" for n in names if n in ("edge_index", "adj_t")
+               or (not matrix and n.startswith("edge_index"))]  # fmt: skip
+    name = next((n for n in ("edge_weight", "edge_attr", "edge_type") if n in names), "")
+    if matrix and isinstance(graph, Tensor):
+        reasons += tensor_reasons(graph) + ["a CSC matrix"] * (graph.layout == torch.sparse_csc)
+    if matrix and module.flow != "source_to_target":
         reasons.append("a sparse matrix in the other flow")
-    given = dict(kwargs)
-    name = next((n for n in ("edge_weight", "edge_attr", "edge_type") if n in names), None)
-    if name is not None and name not in given:
+    if matrix and name and name not in given:
         reasons.append(f"a message that asks for '{name}' and is not given one")
     if reasons:
         raise Unrecognised("; ".join(reasons), permanent=False)
-    if name is not None and given[name] is None:
-        values = values_of(adj)
+    if matrix and name and given[name] is None:
+        values = values_of(graph)
         given[name] = None if name == "edge_attr" and values is not None and values.dim() == 1 \
             else values  # fmt: skip
-    given["size"] = (adj.size(1), adj.size(0))
-    return edges_of_matrix(adj), given
+    # PyG ignores a given size.
+    given["size"] = (graph.size(1), graph.size(0)) if matrix else (graph.num_rows, graph.num_cols)
+    plain = edges_of_matrix(graph) if matrix else graph.as_tensor()
+    return call._replace(args=(plain,), kwargs=given)
