@@ -71,7 +71,8 @@ def call(
     if torch_records() or get_eval_frame_callback() is not None:
         if torch.compiler.is_dynamo_compiling():
             return compiled.call(original, self, edge_index, args, kwargs)
-        record(type(self).__name__, "", "PyG", RECORDED, 0.0)
+        reason = RECORDED if torch_records() else "Dynamo runs the call"
+        record(type(self).__name__, "", "PyG", reason, 0.0)
         return original(self, edge_index, *args, **kwargs)
     given = gate.Call(original, self, (edge_index, *args), kwargs)
     if running_recorder.recorder is not None:
