@@ -126,7 +126,7 @@ def _tuning(kind: str) -> str:
     """Return the origin of the call costs of a kind of device."""
     import torch
 
-    from pyg_accel.patching.size import costs
+    from pyg_accel.costs import costs
     from pyg_accel.tuned import device_of_kind, tuned, tuning_file
 
     device = device_of_kind(kind, torch.get_num_threads())

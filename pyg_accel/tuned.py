@@ -4,7 +4,7 @@ The file has an object for each device, by its :attr:`.machine.Device.slug` or, 
 devices of a kind, ``"cpu"`` or ``"cuda"``. An object may have these parts:
 
 - ``"size"``: the numbers that decide from which size on calls are accelerated; see
-  :mod:`pyg_accel.patching.size`.
+  :mod:`pyg_accel.costs`.
 - ``"measured"``: when and with which versions; only for information.
 """
 

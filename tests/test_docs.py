@@ -23,7 +23,8 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from pyg_accel.patching.size import fewest_edges, work_of
+from pyg_accel.costs import fewest_edges, work_of
+from pyg_accel.formula import Computation, parse
 from pyg_accel.settings import SETTINGS
 
 ROOT = Path(__file__).parents[1]
@@ -359,11 +360,13 @@ def test_the_listing_of_doctor_has_the_lines_of_doctor():
 
 def test_sizes_in_the_text_are_those_of_the_rule():
     text = TEXT["docs/is_it_for_me.md"]
-    rows = {"SAGEConv": "mean_j u0", "GINConv": "sum_j u0", "own": "mean_j relu(sub(v0,u1))"}
-    for layer, formula in rows.items():
+    rows = {"SAGEConv": ("mean", "u0"), "GINConv": ("sum", "u0"),
+            "own": ("mean", "relu(sub(v0,u1))")}  # fmt: skip
+    for layer, (reduce, formula) in rows.items():
+        work = work_of([Computation(parse(formula), (reduce,))])
         for device in ("cpu", "cuda"):
             numbers = [
-                f"{fewest_edges(device, work_of([formula]), 256, new=new, gradient=gradient):,}"
+                f"{fewest_edges(device, work, 256, new=new, gradient=gradient):,}"
                 for new in (False, True)
                 for gradient in (False, True)
             ]

@@ -144,7 +144,11 @@ def geometric_mean(ratios: pd.Series) -> float:
 def machine_of(frame: pd.DataFrame) -> str:
     """Hardware and versions of a result."""
     row = frame.iloc[-1]
-    where = row["gpu"] if "gpu" in frame else f"{row['cpu']}, {row['threads']} threads"
+    where = f"{row['cpu']}, {row['threads']} threads" if "cpu" in frame else ""
+    if "gpu" in frame:
+        where = " and ".join(f"{name} ({', '.join(dict.fromkeys(part['graph']))})"
+                             if "graph" in frame and frame["gpu"].nunique() > 1 else str(name)
+                             for name, part in frame.groupby("gpu", sort=False))  # fmt: skip
     triton = f"Triton {row['triton']}, " if "triton" in frame else ""
     return f"{where}, torch {row['torch']}, {triton}PyG {row['pyg']}"
 

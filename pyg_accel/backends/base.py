@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pyg_accel.backends.dtypes import DTYPES, Tolerance
 from pyg_accel.backends.spec import OpSpec
+from pyg_accel.costs import RATES, SLOWEST
 from pyg_accel.formula import Formula, Operand, operands_of, parse
 from pyg_accel.graph import CSR
 from pyg_accel.settings import settings
@@ -67,7 +68,8 @@ class Kernel:
     Attributes:
         run: computes the operator. Its arguments and results are those of the function of that name
             in :mod:`pyg_accel.backends.reference`.
-        cost: the expected time of a call in seconds; only the order of kernels matters.
+        cost: the expected time of a call in seconds; only the order of kernels matters. By default
+            that of :data:`pyg_accel.costs.RATES`.
         reasons: why a call cannot be run; empty if it can.
         bind: of ``gspmm``, ``gspmm_several``, ``attention`` and its gradient: takes what ``run``
             takes, and returns a function of a graph that returns the :class:`Launch` of calls like
@@ -80,7 +82,7 @@ class Kernel:
     """
 
     run: Callable[..., Any]
-    cost: Callable[[OpSpec], float]
+    cost: Callable[[OpSpec], float] | None = None
     reasons: Callable[[OpSpec], list[str]] = lambda spec: []
     bind: Callable[..., Any] | None = None
     prefers_unfused: Callable[[OpSpec], bool] = lambda spec: False
@@ -97,7 +99,7 @@ class Kernel:
 
 def table(
     runs: Mapping[str, Callable[..., Any]],
-    cost: Callable[[OpSpec], float],
+    cost: Callable[[OpSpec], float] | None = None,
     reasons: Callable[[OpSpec], list[str]] = lambda spec: [],
 ) -> dict[str, Kernel]:
     """Return the kernels of functions by operator that share their cost and their reasons."""
@@ -129,6 +131,13 @@ class Backend:
         """Return why this call cannot be run, given that the backend is available."""
         kernel = self.kernels.get(spec.op)
         return [f"it has no kernel for '{spec.op}'"] if kernel is None else kernel.reasons(spec)
+
+    def cost(self, spec: OpSpec) -> float:
+        """Return the expected seconds of a call that is supported."""
+        if (cost := self.kernels[spec.op].cost) is not None:
+            return cost(spec)
+        rates = RATES.get((self.name, spec.device), SLOWEST)
+        return rates.seconds(spec.num_edges, spec.heads * spec.width * spec.dtype.itemsize)
 
 
 def placement_reasons(

@@ -181,8 +181,7 @@ def _choose(spec: OpSpec, forced: str, disabled: str, _changes: int) -> Decision
         if reasons:
             rejected[name] = tuple(reasons)
             continue
-        kernel = backend.kernels[spec.op]
-        new = Decision(spec, backend, kernel, kernel.cost(spec), rejected)
+        new = Decision(spec, backend, backend.kernels[spec.op], backend.cost(spec), rejected)
         faster, slower = (best, new) if best and best.cost <= new.cost else (new, best)
         if slower is not None:
             rejected[slower.backend.name] = (f"estimated to be slower than {faster.backend.name}",)

@@ -56,19 +56,6 @@ def _reasons(spec: OpSpec) -> list[str]:
     return reasons
 
 
-def _cost(spec: OpSpec) -> float:
-    """Return the time at half the bandwidth of this package's kernels, plus 64-bit indices."""
-    features = spec.num_edges * spec.heads * spec.width * spec.dtype.itemsize
-    if spec.device == "cpu":
-        return 5e-5 + 1e-10 * features + 2e-9 * spec.num_edges
-    return 1e-4 + 1e-12 * features + 5e-12 * spec.num_edges
-
-
-def _segment_cost(spec: OpSpec) -> float:
-    flops = 2 * spec.num_rows * spec.k * spec.width
-    return 2e-5 + flops * (2e-11 if spec.device == "cpu" else 5e-14)
-
-
 def _gspmm(
     csr: CSR, formula: Formula, operands: list[Tensor], reduces: list[str], *, want_arg: bool
 ) -> list[Tensor]:
@@ -119,11 +106,10 @@ def _info() -> dict[str, Any]:
     return {"pyg-lib": pyg_lib.__version__, "cuda": cuda if cuda >= 0 else "no"}
 
 
-_SEGMENTS = {"segment_matmul": _segment_matmul, "segment_outer": _segment_outer}
+_OPERATORS = (_gspmm, _edge_softmax, _segment_matmul, _segment_outer)
 PYG_LIB = Backend(
     "pyg_lib",
-    table({"gspmm": _gspmm, "edge_softmax": _edge_softmax}, _cost, _reasons)
-    | table(_SEGMENTS, _segment_cost, _reasons),
+    table({run.__name__[1:]: run for run in _OPERATORS}, reasons=_reasons),
     lambda: list(_load()),
     info=_info,
 )

@@ -56,14 +56,6 @@ def _reasons(spec: OpSpec) -> list[str]:
     return reasons
 
 
-def _cost(spec: OpSpec) -> float:
-    """Return several times the cost of ``cpu`` or twice that of ``triton``, and of 64-bit ids."""
-    features = spec.num_edges * spec.heads * spec.width * spec.dtype.itemsize
-    if spec.device == "cpu":
-        return 5e-5 + 1.5e-10 * features + 2e-9 * spec.num_edges
-    return 1e-4 + 5e-13 * features + 5e-12 * spec.num_edges
-
-
 def _gspmm(
     csr: CSR, formula: Formula, operands: list[Tensor], reduces: list[str], *, want_arg: bool
 ) -> list[Tensor]:
@@ -111,7 +103,7 @@ def _info() -> dict[str, Any]:
 
 TORCH_SPARSE = Backend(
     "torch_sparse",
-    {"gspmm": Kernel(_gspmm, _cost, _reasons)},
+    {"gspmm": Kernel(_gspmm, reasons=_reasons)},
     lambda: list(_load()),
     info=_info,
 )

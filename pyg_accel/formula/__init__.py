@@ -1,4 +1,9 @@
-"""The language of messages: formulas, the functions in them, and their derivatives."""
+"""The language of messages: formulas, the functions in them, their derivatives, and calls."""
 
+from pyg_accel.formula import computation, language
+from pyg_accel.formula.computation import *  # noqa: F403
 from pyg_accel.formula.language import *  # noqa: F403
-from pyg_accel.formula.language import __all__ as __all__
+
+__all__ = []
+__all__ += computation.__all__
+__all__ += language.__all__

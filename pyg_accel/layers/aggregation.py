@@ -14,6 +14,8 @@ from torch_geometric.nn import Linear, MessagePassing
 from torch_geometric.nn.aggr import MeanAggregation, SumAggregation
 
 from pyg_accel import ops
+from pyg_accel.costs import figures_of
+from pyg_accel.formula import Computation, parse
 from pyg_accel.graph import CBSR, Graph
 from pyg_accel.graph.matrices import graph_of_matrix, is_sparse_matrix, values_of
 from pyg_accel.layers.activation import dense_maxk, maxk
@@ -41,6 +43,7 @@ __all__ = [
 ]
 
 Features = Tensor | CBSR
+_FEATURES, _WEIGHTED = parse("u0"), parse("mul(u0,e1)")
 
 
 def _halo_of(edge_index: Any) -> Any:
@@ -50,10 +53,6 @@ def _halo_of(edge_index: Any) -> Any:
 
 # By the class of ``aggr_module``, which users may replace without changing ``aggr``.
 _REDUCES: dict[type, str] = {SumAggregation: "sum", MeanAggregation: "mean"}
-# Time to aggregate a compressed entry, over that of a dense column. On a CPU, 8 was measured with
-# all features in the last-level cache; outside of it, the ratio of bytes is 1.25. On a GPU 1.5 to
-# 2.4, growing with k.
-_COLUMNS_PER_ENTRY = {"cpu": 4.0, "cuda": 2.5}
 
 
 def compress(x: Features, k: int) -> Features:
@@ -67,12 +66,8 @@ def compress(x: Features, k: int) -> Features:
         raise ValueError(f"expected 'x' to be features [N, F] or a CBSR (got {shown(x)})")
     if is_recorded():
         return perform(dense_maxk, x, k)
-    pays = x.dim() == 2 and k * _columns_per_entry(x) <= x.size(1)
+    pays = x.dim() == 2 and k * figures_of(x.device.type).entry <= x.size(1)
     return maxk(x, k) if pays else dense_maxk(x, k)
-
-
-def _columns_per_entry(x: Tensor) -> float:
-    return _COLUMNS_PER_ENTRY.get(x.device.type, _COLUMNS_PER_ENTRY["cpu"])
 
 
 def multiplies_first(conv: MessagePassing, features: Features, edge_index: Any, width: int) -> bool:
@@ -92,7 +87,7 @@ def multiplies_first(conv: MessagePassing, features: Features, edge_index: Any, 
         return width <= features.size(1)
     if _halo_of(edge_index) is not None:  # the same in all processes, whatever their edges
         return width <= features.k
-    return width <= features.k * _columns_per_entry(features.values)
+    return width <= features.k * figures_of(features.values.device.type).entry
 
 
 def is_plain(lin: Linear) -> bool:
@@ -174,8 +169,8 @@ def _by_pyg(conv: MessagePassing, edge_index: Any, x: Any, **kwargs: Any) -> Any
     return conv.propagate(edge_index, x=dense, **kwargs)
 
 
-def _by_kernels(call: Call) -> tuple[Tensor, list[str]]:
-    """Aggregate dense or compressed features; return the result and its formula."""
+def _by_kernels(call: Call) -> tuple[Tensor, list[Computation]]:
+    """Aggregate dense or compressed features; return the result and what was computed."""
     conv: Any = call.owner
     (edge_index,), kwargs = call.args, dict(call.kwargs)
     x, size = kwargs.pop("x"), kwargs.pop("size")
@@ -196,9 +191,9 @@ def _by_kernels(call: Call) -> tuple[Tensor, list[str]]:
     reduce = _REDUCES[type(conv.aggr_module)]
     product = ops.cbsr_spmm if isinstance(features, CBSR) else ops.spmm
     out: Tensor = product(graph, features, weight, reduce=reduce, edge_order=True)
-    message = f"maxk(u0,{features.k})" if isinstance(features, CBSR) else "u0"
-    message = message if weight is None else f"mul({message},e1)"
-    return out, [f"{reduce}_j {message}"]
+    columns = features.k if isinstance(features, CBSR) else 0
+    formula = _FEATURES if weight is None else _WEIGHTED
+    return out, [Computation(formula, (reduce,), columns=columns)]
 
 
 def _graph_of(

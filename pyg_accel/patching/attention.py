@@ -22,6 +22,7 @@ from torch import Tensor
 
 from pyg_accel import ops
 from pyg_accel.formula import Binary, Const, Formula, Operand, Unary, map_operands, operands_of
+from pyg_accel.formula.computation import Computation
 from pyg_accel.graph import Graph
 from pyg_accel.ops.layout import Layout, broadcast, per_target
 from pyg_accel.ops.messages import messages
@@ -84,10 +85,6 @@ class Source:
         self.grad = torch.is_grad_enabled()
         self._unchanged = Snapshot(self.operands)
         self._written: Tensor | None = None
-
-    def text(self) -> str:
-        """For the report."""
-        return f"softmax_j({_text_of(self.score)})"
 
     def given(self) -> list[Tensor]:
         """The operands with as many rows as the graph says."""
@@ -228,7 +225,7 @@ def attend(
     operands: list[Tensor],
     repeated: Sequence[bool],
     where: Where,
-) -> tuple[Tensor, str, str] | None:
+) -> tuple[Tensor, Computation] | None:
     """Compute a sum of messages that are weighted, as attention.
 
     Args:
@@ -238,8 +235,7 @@ def attend(
         where: the graph.
 
     Returns:
-        [num_rows, ...], what to report, and what :meth:`Source.text` had been reported before;
-        None if the messages are something else.
+        [num_rows, ...], and what was computed; None if the messages are something else.
     """
     num_rows = where.num_rows
     found = [i for i, t in enumerate(operands) if isinstance(t, Weights)]
@@ -282,14 +278,11 @@ def attend(
         factor = len(given)
         with quiet():
             given.append(weights.mask.reshape(weights.mask.size(0), -1, 1))
-    waiting, score_text, value_text, text = _texts(score, value, tuple(places.items()), factor)
+    computed, texts = _computed(score, value, tuple(places.items()), factor)
     with quiet():
-        out = perform(ops.attention, graph, score_text, value_text, given, edge_order=True)
+        out = perform(ops.attention, graph, *texts, given, edge_order=True)
         out = out.reshape(out.size(0), *layout.trailing)
-    return out, text, waiting
-
-
-_text_of = lru_cache(maxsize=1024)(str)
+    return out, computed
 
 
 @lru_cache(maxsize=1024)
@@ -298,17 +291,16 @@ def _operands_of(formula: Formula) -> tuple[Operand, ...]:
 
 
 @lru_cache(maxsize=1024)
-def _texts(
+def _computed(
     score: Formula, value: Formula, places: tuple[tuple[int, int], ...], factor: int
-) -> tuple[str, str, str, str]:
-    """For the report and for the operator: the scores, and the values at their operands' places."""
+) -> tuple[Computation, tuple[str, str]]:
+    """What is computed, and the scores and values for the operator."""
     where = dict(places)
     value = map_operands(value, lambda o: Operand(o.side, where[o.index]))
-    waiting = f"softmax_j({score})"
-    text = f"sum_j mul({waiting},{value})"
+    computed = Computation(value, ("sum",), score)
     if factor >= 0:
         value = Binary("mul", value, Operand("e", factor))
-    return waiting, str(score), str(value), text
+    return computed, (str(score), str(value))
 
 
 def _layout(weights: Tensor, operands: list[Tensor]) -> Layout | None:

@@ -30,12 +30,13 @@ from torch.fx.experimental.symbolic_shapes import (
 from torch.nn.utils.stateless import _reparametrize_module
 from torch_geometric import EdgeIndex
 
+from pyg_accel import costs
+from pyg_accel.costs import Work, fewest_edges
 from pyg_accel.graph import Graph
 from pyg_accel.ops.csr import CompiledGraph
-from pyg_accel.patching import sampling, size
+from pyg_accel.patching import sampling
 from pyg_accel.patching.dynamo_guards import Look, Reading, accept, after, before, find, picked_from
 from pyg_accel.patching.running import Unrecognised
-from pyg_accel.patching.size import Work, fewest_edges
 from pyg_accel.patching.trace import Trace
 from pyg_accel.runtime.report import record
 
@@ -117,7 +118,7 @@ def size_reasons(edge_index: Tensor) -> list[str]:
         if free_unbacked_symbols(edges):
             few = not statically_known_true(edges >= fewest)
             return ["a number of edges that depends on data"] if few else []
-    return size.size_reasons(edges, fewest)
+    return costs.size_reasons(edges, fewest)
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]

@@ -20,6 +20,8 @@ from torch._dynamo.eval_frame import skip_code
 from torch.nn import Module
 
 from pyg_accel.backends.dispatch import record_choices
+from pyg_accel.costs import Work, fewest_edges, size_reasons
+from pyg_accel.formula import Computation, text_of
 from pyg_accel.graph.derived import GraphHistory
 from pyg_accel.ops.plan import arguments
 from pyg_accel.patching import programs, recording
@@ -27,7 +29,6 @@ from pyg_accel.patching.context import context
 from pyg_accel.patching.reasons import forced, is_active, switches
 from pyg_accel.patching.running import Unrecognised, running
 from pyg_accel.patching.sampling import in_force
-from pyg_accel.patching.size import Work, fewest_edges, size_reasons
 from pyg_accel.patching.verification import verify
 from pyg_accel.record.dims import Unexpected
 from pyg_accel.record.guard import unchanged
@@ -173,7 +174,7 @@ def by_program(
 def enter(
     call: Call,
     reasons: Iterable[str],
-    ours: Callable[[Call], tuple[Any, Iterable[str]]],
+    ours: Callable[[Call], tuple[Any, Iterable[Computation]]],
     device: torch.device,
     *,
     traced: bool = False,
@@ -216,7 +217,7 @@ def enter(
             if recording.verifies() and running_recorder.recorder is None:
                 assert state is not None
                 verify(call.original, owner, call.args, call.kwargs, out, state)
-            text = "; ".join(dict.fromkeys(formulas))
+            text = text_of(formulas)
             if not (recording.note(formulas, backends, row_bytes) and text):
                 why = "" if text else "no reduction that could be fused"
                 backend = ("+".join(backends) or "deferred") if text else "PyG"

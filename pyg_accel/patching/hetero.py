@@ -19,6 +19,8 @@ from torch_geometric.nn import GraphConv, HeteroConv, SAGEConv
 from torch_geometric.nn.conv.hetero_conv import group
 from torch_geometric.nn.dense import Linear
 
+from pyg_accel.costs import Work, work_of
+from pyg_accel.formula import Computation, Operand
 from pyg_accel.graph import for_autograd
 from pyg_accel.graph.derived import derived, find
 from pyg_accel.machine import is_captured
@@ -32,7 +34,6 @@ from pyg_accel.patching.reasons import (
     torch_records,
 )
 from pyg_accel.patching.relations import reduce_of, stacking_reasons
-from pyg_accel.patching.size import Work, work_of
 
 __all__ = ["forward"]
 
@@ -118,7 +119,9 @@ def _types_of(parts: dict[EdgeType, Parts]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for key in parts for name in (key[0], key[-1])))
 
 
-def _stacked(parts: dict[EdgeType, Parts], call: gate.Call) -> tuple[dict[str, Tensor], list[str]]:
+def _stacked(
+    parts: dict[EdgeType, Parts], call: gate.Call
+) -> tuple[dict[str, Tensor], list[Computation]]:
     """Make the calls of all layers at once."""
     xs, edges = call.args
     self: Any = call.owner
@@ -126,11 +129,12 @@ def _stacked(parts: dict[EdgeType, Parts], call: gate.Call) -> tuple[dict[str, T
     key, make = ("relations", *how.values()), for_autograd(partial(_stack, *graphs, **how))
     relations: Relations = derived(graphs, key, make)
     out = _all_at_once(parts, relations, {name: xs[name] for name in _types_of(parts)}, self.aggr)
-    return out, [_formula_of(parts)]
+    return out, [_computed_by(parts)]
 
 
-def _formula_of(parts: dict[EdgeType, Parts]) -> str:
-    return f"{next(iter(parts.values())).reduce}_j u0, {len(parts)} relations"
+def _computed_by(parts: dict[EdgeType, Parts]) -> Computation:
+    reduce = next(iter(parts.values())).reduce
+    return Computation(Operand("u", 0), (reduce,), relations=len(parts))
 
 
 def _all_at_once(
@@ -235,7 +239,7 @@ def _reasons(
     known = find(stacked, ("relations", *how.values())) is not None
     if is_captured(graphs[0]) and not known:
         return ["stacking waits for the device, and a CUDA graph is captured"]
-    _judged[self] = work_of([_formula_of(parts)])._replace(stacks=True), width
+    _judged[self] = work_of([_computed_by(parts)])._replace(stacks=True), width
     return _too_small(self, {key: edges[key] for key in layers}, *_judged[self], known=known)
 
 

@@ -22,7 +22,7 @@ from torch.nn import Parameter
 from torch.overrides import TorchFunctionMode
 from typing_extensions import Self
 
-from pyg_accel.formula import Formula, Operand, map_operands, operands_of
+from pyg_accel.formula import Computation, Formula, Operand, map_operands, operands_of
 from pyg_accel.graph import Graph
 from pyg_accel.ops.gspmm import REDUCES
 from pyg_accel.ops.plan import arguments
@@ -157,7 +157,7 @@ class Tracer(TorchFunctionMode):
         writes_weights: whether attention weights are ordinary tensors, as they leave the layer.
         copies: what the message reads may be changed in place before its gradient is computed.
         network_bytes: bytes of a row of the widest network on edges.
-        refuse_small: raises Unrecognised where the call is too small for a formula.
+        refuse_small: raises Unrecognised where the call is too small for a computation.
     """
 
     rules: ClassVar[ModuleType]  # pyg_accel.patching.rules
@@ -166,7 +166,7 @@ class Tracer(TorchFunctionMode):
 
     def __init__(self, edge_index: Tensor, flow: str) -> None:
         super().__init__()
-        self.formulas: list[str] = []
+        self.formulas: list[Computation] = []
         self.layer: torch.nn.Module | None = None
         self.given: Callable[[], Iterable[Tensor]] = tuple
         self._storages: set[int] | None = None
@@ -187,7 +187,7 @@ class Tracer(TorchFunctionMode):
         self.size: Sequence[int | None] | None = None
         self.writes_weights = self.copies = False
         self.network_bytes = 0
-        self.refuse_small: Callable[[str], None] = lambda formula: None
+        self.refuse_small: Callable[[Computation], None] = lambda computed: None
 
     @cached_property
     def networks(self) -> fx.Graph:

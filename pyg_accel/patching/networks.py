@@ -9,13 +9,14 @@ over the targets runs them on the edges of a block, reduces, and frees the resul
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx
 
 from pyg_accel import ops
-from pyg_accel.formula import Formula, Operand, operands_of
+from pyg_accel.formula import NETWORK, OUTER, Computation, Formula, Operand, operands_of
 from pyg_accel.graph import Graph
 from pyg_accel.ops.blocked import in_blocks
 from pyg_accel.ops.blocks import Block, fits_whole, free_bytes
@@ -106,7 +107,7 @@ def is_written_whole(lazy: LazyTensor) -> bool:
     if reasons_against(trace) or not fits_whole(size, trace.device):
         return False
     trace.network_bytes = max(trace.network_bytes, width * lazy.dtype.itemsize)
-    trace.refuse_small("network(edges)")
+    trace.refuse_small(Computation(operator=NETWORK))
     return True
 
 
@@ -238,8 +239,9 @@ def reduce_in_blocks(
     if not (product or torch.is_grad_enabled() or settings.always):
         with torch._C.DisableTorchFunctionSubclass():
             _decline_narrow_ends(trace, lazy.shape, lazy.dtype)
-    text = f"{'+'.join(reduces)}_j {'outer(u0,e1) @ weight' if product else 'network(edges)'}"
-    outs = _run(trace, formula, operands, tuple(reduces), num_rows, sides=sides, text=text)
+    read, operator = (Operand("u", 0), OUTER) if product else (None, NETWORK)
+    computed = Computation(read, tuple(reduces), operator=operator)
+    outs = _run(trace, formula, operands, tuple(reduces), num_rows, sides=sides, computed=computed)
     return [lazy.later.apply(out) for out in outs]
 
 
@@ -266,7 +268,7 @@ def _run(
     *,
     sides: Sequence[str] = ("e",),
     of_edges: bool = False,
-    text: str = "",
+    computed: Computation | None = None,
 ) -> list[Tensor]:
     """Return the results: of all edges at once, or block by block."""
     product = _product(formula, operands, reduces)
@@ -285,10 +287,10 @@ def _run(
     inputs = [_block(trace), *tensors]
     size = _bytes(tensors, product, num_rows, trace.num_edges)
     whole = product is None and fits_whole(size * trace.num_edges, trace.device)
-    if text:
-        text += "" if whole else ", in blocks"
-        trace.refuse_small(text)  # before kernels are compiled for it
-        trace.formulas.append(text)
+    if computed is not None:
+        computed = replace(computed, in_blocks=not whole)
+        trace.refuse_small(computed)  # before kernels are compiled for it
+        trace.formulas.append(computed)
 
     with quiet():
         graph = trace.graph_of(num_rows)

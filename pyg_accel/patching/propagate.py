@@ -10,6 +10,8 @@ from torch import Tensor
 from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch_geometric.nn import MessagePassing
 
+from pyg_accel.costs import work_of
+from pyg_accel.formula import Computation, text_of
 from pyg_accel.graph import derived
 from pyg_accel.graph.matrices import is_edge_index, is_sparse_matrix, num_edges
 from pyg_accel.graph.memo import tensors_in
@@ -40,8 +42,7 @@ from pyg_accel.patching.rules.common import MAX_MATERIALIZED_WIDTH
 from pyg_accel.patching.rules.rowwise import makes_matrices
 from pyg_accel.patching.running import Unrecognised, running
 from pyg_accel.patching.sampling import refuse_training
-from pyg_accel.patching.size import work_of
-from pyg_accel.patching.sparse import multiplied, with_edges
+from pyg_accel.patching.sparse import PRODUCT, multiplied, with_edges
 from pyg_accel.patching.trace import Trace
 from pyg_accel.record.code import is_library_file
 from pyg_accel.record.edge_tensors import plain_shape
@@ -137,7 +138,7 @@ def _multiplied(call: gate.Call) -> Any:
     width = row_bytes(call.kwargs)
     reasons = []
     if isinstance(adj, Tensor):
-        work = work_of(["sum_j mul(u0,e1)"])
+        work = work_of([PRODUCT])
         reasons = gate.too_small(owner, adj, num_edges(adj), work, width)
     return gate.enter(call, reasons, multiplied, device_of(adj), traced=True, row_bytes=width)
 
@@ -152,7 +153,7 @@ def _reasons(call: gate.Call) -> list[str]:
 
 def _attempt(
     call: gate.Call, *, forward: CodeType | None, alone: bool, width: int
-) -> tuple[Any, list[str]]:
+) -> tuple[Any, list[Computation]]:
     """Make a call with lazy messages; its result and formulas."""
     original, self, (edge_index,), kwargs = call
     assert isinstance(self, MessagePassing)
@@ -188,8 +189,8 @@ def _attempt(
     return out, trace.formulas
 
 
-def _refuse_small(layer: MessagePassing, trace: Trace, width: int, formula: str) -> None:
-    work = work_of([formula], row_bytes=trace.network_bytes)
+def _refuse_small(layer: MessagePassing, trace: Trace, width: int, computed: Computation) -> None:
+    work = work_of([computed], row_bytes=trace.network_bytes)
     if reasons := gate.too_small(layer, trace.edge_index, trace.num_edges, work, width):
         raise Unrecognised("; ".join(reasons), permanent=False)
 
@@ -249,4 +250,4 @@ def _compile(
     trace = compiled.CompiledTrace(edge_index, self.flow)
     with trace:
         out: Tensor = finish(self, template(self, name)(self, edge_index, **kwargs), written)
-    return out, "; ".join(dict.fromkeys(trace.formulas))
+    return out, text_of(trace.formulas)

@@ -21,6 +21,8 @@ from torch.nn import Module
 from torch_geometric.nn import MessagePassing
 
 from pyg_accel.backends.dispatch import record_choices
+from pyg_accel.costs import fewest_edges, size_reasons, work_of
+from pyg_accel.formula import Computation, text_of
 from pyg_accel.graph.matrices import is_edge_index
 from pyg_accel.graph.memo import tensors_in
 from pyg_accel.ops.plan import arguments
@@ -33,7 +35,6 @@ from pyg_accel.patching.reasons import (
 )
 from pyg_accel.patching.running import running
 from pyg_accel.patching.sampling import in_force
-from pyg_accel.patching.size import fewest_edges, size_reasons, work_of
 from pyg_accel.patching.verification import verify
 from pyg_accel.record.finals import final
 from pyg_accel.record.guard import NotComparable
@@ -63,19 +64,18 @@ _METHODS = {name for names in _ENTRIES.values() for name in names}
 class _TraceNotes:
     """What was seen of the propagate calls of a call that is being recorded."""
 
-    formulas: dict[str, None] = field(default_factory=dict)
+    formulas: dict[Computation, None] = field(default_factory=dict)
     backends: dict[str, None] = field(default_factory=dict)
     row_bytes: int = 0
 
-    def outer(self) -> list[str]:
+    def outer(self) -> list[Computation]:
         """The formulas, but for attention weights that are computed inside of another."""
-        inside = {f for f in self.formulas for g in self.formulas
-                  if f != g and f.startswith("softmax_j(") and f in g}  # fmt: skip
+        inside = {Computation(score=f.score) for f in self.formulas if f.formula is not None}
         return [f for f in self.formulas if f not in inside]
 
     def text(self) -> str:
         """What the report shows of them."""
-        return "; ".join(self.outer())
+        return text_of(self.outer())
 
 
 class Refused(Exception):
@@ -104,7 +104,7 @@ class Attempt(NamedTuple):
     alike: LayerProgram | None = None
 
 
-def note(formulas: Iterable[str], backends: dict[str, None], row_bytes: int) -> bool:
+def note(formulas: Iterable[Computation], backends: dict[str, None], row_bytes: int) -> bool:
     """Take a note of a propagate call of the layer that is being recorded, if one is."""
     seen = running.seen
     if seen is not None:

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch_geometric.nn import MessagePassing, RGCNConv
 
+from pyg_accel.costs import work_of
+from pyg_accel.formula import Computation, Operand
 from pyg_accel.graph import for_autograd
 from pyg_accel.graph.derived import derived, find
 from pyg_accel.ops.relations import Relations, relational_spmm, stack_relations
@@ -27,10 +29,9 @@ from pyg_accel.patching.reasons import (
 )
 from pyg_accel.patching.reductions import is_simple, reduces_of
 from pyg_accel.patching.sampling import in_force
-from pyg_accel.patching.size import work_of
 from pyg_accel.record.recorder import perform, running_recorder
 
-__all__ = ["formula_of", "forward", "reduce_of", "stacking_reasons", "weights_of"]
+__all__ = ["computed_by", "forward", "reduce_of", "stacking_reasons", "weights_of"]
 
 _REDUCES = frozenset({"sum", "mean", "max", "min"})
 _OWN = ("message", "aggregate", "update", "message_and_aggregate")
@@ -52,7 +53,7 @@ def forward(
     return gate.enter(call, reasons, _stacked, self.weight.device, row_bytes=size, counts=False)
 
 
-def _stacked(call: gate.Call) -> tuple[Tensor, list[str]]:
+def _stacked(call: gate.Call) -> tuple[Tensor, list[Computation]]:
     """Make a call over all relations at once."""
     self: Any = call.owner
     x, edge_index, edge_type = call.args
@@ -67,16 +68,16 @@ def _stacked(call: gate.Call) -> tuple[Tensor, list[str]]:
         out = out + target @ self.root
     if self.bias is not None:
         out = out + self.bias
-    return out, [formula_of(self)]
+    return out, [computed_by(self)]
 
 
 def _sizes(self: RGCNConv, source: Tensor, target: Tensor) -> tuple[int, int, int]:
     return source.size(0), target.size(0), self.num_relations
 
 
-def formula_of(self: RGCNConv) -> str:
-    """Return what the report shows of a layer."""
-    return f"{reduce_of(self)}_j u0, {self.num_relations} relations"
+def computed_by(self: RGCNConv) -> Computation:
+    """Return what a call computes."""
+    return Computation(Operand("u", 0), (str(reduce_of(self)),), relations=self.num_relations)
 
 
 def reduce_of(self: MessagePassing) -> str | None:
@@ -149,6 +150,6 @@ def _reasons(self: RGCNConv, x: Any, edge_index: Any, edge_type: Any, size: int)
     if reasons or (reasons := call_reasons(self, edge_index)) or running_recorder.recorder:
         return reasons
     key = "relations", _sizes(self, *sides), self.flow
-    work = work_of([formula_of(self)])._replace(stacks=True)
+    work = work_of([computed_by(self)])._replace(stacks=True)
     known = find((edge_index, edge_type), key) is not None
     return gate.too_small(self, edge_index, edge_index.size(1), work, size, known=known)

@@ -7,6 +7,8 @@ from typing import Any
 
 from torch.nn import Module
 
+from pyg_accel.formula import Computation
+
 __all__ = ["Unrecognised", "running"]
 
 
@@ -34,7 +36,7 @@ class _Running(threading.local):
         exchange: fetches rows of other processes for the layer that runs; None in one process.
         traces: the calls being traced, innermost last. The stack of function modes does not tell: a
             mode is off while it handles a function.
-        products: formulas of the products in a layer's call with a sparse matrix; None outside.
+        products: those in a layer's call with a sparse matrix; None outside.
         seen: notes of the calls inside of the one that is being recorded.
         stock: a layer's call is PyG's own for its size, and functions inside run as they were.
     """
@@ -43,7 +45,7 @@ class _Running(threading.local):
     static: tuple[Any, ...] = ()
     exchange: Any = None
     seen: Any = None
-    products: list[str] | None = None
+    products: list[Computation] | None = None
     stock = False
 
     def __init__(self) -> None:

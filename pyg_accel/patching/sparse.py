@@ -13,7 +13,7 @@ from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.nn import MessagePassing
 
-from pyg_accel.formula import parse
+from pyg_accel.formula import Computation, parse
 from pyg_accel.graph.matrices import (
     edges_of_matrix,
     graph_of_matrix,
@@ -26,14 +26,16 @@ from pyg_accel.patching import gate
 from pyg_accel.patching.running import Unrecognised, running
 from pyg_accel.patching.sampling import aggregate
 
-__all__ = ["multiplied", "spmm", "with_edges"]
+__all__ = ["PRODUCT", "multiplied", "spmm", "with_edges"]
+
+PRODUCT = Computation(parse("mul(u0,e1)"), ("sum",))
 
 # PyG's names of reductions.
 _REDUCES = {"sum": "sum", "add": "sum", "mean": "mean", "max": "max", "amax": "max", "min": "min",
             "amin": "min"}  # fmt: skip
 
 
-def multiplied(call: gate.Call) -> tuple[Any, list[str]]:
+def multiplied(call: gate.Call) -> tuple[Any, list[Computation]]:
     """Make a call of a layer that multiplies: its result and formulas."""
     before, running.products = running.products, []
     try:
@@ -49,7 +51,7 @@ def spmm(function: Callable[..., Any], src: Any, other: Any, reduce: str = "sum"
     return function(src, other, reduce) if out is None else out
 
 
-def _product(formulas: list[str], adj: Any, x: Tensor, reduce: str) -> Tensor | None:
+def _product(products: list[Computation], adj: Any, x: Tensor, reduce: str) -> Tensor | None:
     """Return the product of a matrix with features; None if that is left to PyG."""
     reduce = _REDUCES.get(reduce, "")
     if not reduce or not is_sparse_matrix(adj) or x.layout != torch.strided or x.dim() != 2:
@@ -67,7 +69,7 @@ def _product(formulas: list[str], adj: Any, x: Tensor, reduce: str) -> Tensor | 
     operands = [x] if values is None else [x, values]
     formula = parse("u0" if values is None else "mul(u0,e1)")
     (out,), note = aggregate(graph, formula, operands, [reduce])
-    formulas.append(f"{reduce}_j {formula}{note}")
+    products.append(Computation(formula, (reduce,), note=note))
     return out
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pyg_accel import ops
-from pyg_accel.formula import Formula, Operand, Sum
+from pyg_accel.formula import Computation, Formula, Operand, Sum
 from pyg_accel.graph import Graph
 from pyg_accel.ops.csr import graph_of
 from pyg_accel.ops.layout import Layout
@@ -63,8 +63,9 @@ class Trace(Tracer):
             operands = [self.operands[n] for n in numbers]
             attended = attend(formula, operands, [self.repeated[n] for n in numbers], where)
             if attended is not None:
-                out, text, waiting = attended
-                self.formulas = [f for f in self.formulas if f != waiting] + [text]
+                out, computed = attended
+                waiting = Computation(score=computed.score)
+                self.formulas = [f for f in self.formulas if f != waiting] + [computed]
                 if lazy.later is IDENTITY and lazy.edge_dim == 0:
                     return [out]
                 return [lazy.later.apply(out).movedim(0, lazy.edge_dim).contiguous()]
@@ -76,7 +77,7 @@ class Trace(Tracer):
                 graph, formula, operands = paired
             operands = [materialize(t) for t in operands]
             outs, note = aggregate(graph, formula, operands, reduces)
-        self.formulas.append(f"{'+'.join(reduces)}_j {formula}{note}")
+        self.formulas.append(Computation(formula, tuple(reduces), note=note))
         if lazy.later is not IDENTITY or lazy.edge_dim:
             return [lazy.later.apply(out).movedim(0, lazy.edge_dim).contiguous() for out in outs]
         return outs
@@ -98,7 +99,7 @@ class Trace(Tracer):
                 out = out.view(plain_shape(lazy))
             else:
                 out = perform(ops.gspmm, graph, formula, operands, reduce="none", edge_order=True)
-        self.formulas.append(f"{formula}")
+        self.formulas.append(Computation(formula))
         return lazy.later.apply(out).movedim(0, lazy.edge_dim)
 
     def _gathered(self, formula: Formula, numbers: list[int]) -> Tensor:
@@ -116,7 +117,7 @@ class Trace(Tracer):
         out: Tensor = perform(
             ops.gspmm, graph, Sum(formula), operands, reduce="none", edge_order=True
         )
-        self.formulas.append(f"sum({formula})")
+        self.formulas.append(Computation(Sum(formula)))
         return out
 
     def softmax(self, lazy: Tensor, num_rows: int) -> "LazyTensor":
@@ -135,7 +136,7 @@ class Trace(Tracer):
                 operands = [layout.fold(t) for t in operands]
             source = Source(self.edge_index, self.target, graph, formula, operands,
                             [self.repeated[n] for n in numbers], lazy.dtype, shape)  # fmt: skip
-        self.formulas.append(source.text())
+        self.formulas.append(Computation(score=source.score))
         weights = source.written() if self.writes_weights else Weights.of(source)
         return self.leaf("e", weights, shape, 0)
 

@@ -1,6 +1,6 @@
 """``python -m pyg_accel tune``: measures on this machine what is otherwise read from shipped files.
 
-Those were measured on other machines: what a call costs (:mod:`pyg_accel.patching.size`).
+Those were measured on other machines: what a call costs (:mod:`pyg_accel.costs`).
 """
 
 import datetime

@@ -1,4 +1,4 @@
-"""The three numbers that decide how large a call must be: see :mod:`pyg_accel.patching.size`."""
+"""The three numbers that decide how large a call must be: see :mod:`pyg_accel.costs`."""
 
 import time
 from collections.abc import Callable
@@ -9,8 +9,9 @@ import torch
 import torch_geometric.nn
 from torch import Tensor
 
+from pyg_accel.costs import SHIPPED, Costs, work_of
+from pyg_accel.formula import Computation, parse
 from pyg_accel.patching import patched
-from pyg_accel.patching.size import SHIPPED, Costs, work_of
 from pyg_accel.settings import settings
 
 __all__ = ["EDGES", "measure_costs"]
@@ -20,7 +21,7 @@ TINY, FEATURES, NARROW = 400, 64, 16
 EDGES = {"cpu": 400_000, "cuda": 4_000_000}  # of a large graph
 DEGREE = 8
 ROUNDS, LAP = 7, 5e-3  # laps that are compared, and how long each is at least, in seconds
-_ATTENTION = "sum_j mul(softmax_j(sum(mul(leaky_relu(add(v0,u1),0.2),v2))),u1)"  # of GATv2Conv
+_SCORE = parse("sum(mul(leaky_relu(add(v0,u1),0.2),v2))")  # of GATv2Conv
 
 
 def measure_costs(device: str) -> dict[str, float]:
@@ -34,7 +35,8 @@ def measure_costs(device: str) -> dict[str, float]:
     total = _nn.SimpleConv("sum").to(device)
     with torch.no_grad():
         stock, _ = _seconds(attention, TINY, device)
-        launch = stock / (work_of([_ATTENTION]).functions + 2)  # and its two linear maps
+        functions = work_of([Computation(parse("u1"), ("sum",), _SCORE)]).functions
+        launch = stock / (functions + 2)  # and its two linear maps
         small = _saved(total, TINY, device)
         saved = (_saved(total, EDGES[device], device) - small) / EDGES[device]
         rate = 4 * FEATURES / saved / 1e9 if saved > 0 else SHIPPED[device].gigabytes

@@ -12,6 +12,7 @@ from torch_geometric.nn.aggr import SumAggregation
 
 import pyg_accel
 from pyg_accel.errors import VerificationError
+from pyg_accel.graph import CBSR
 from pyg_accel.layers import MaxK, MaxKGCNConv, MaxKGINConv, MaxKSAGEConv, aggregation, maxk
 
 N, E, F, H, K = 23, 90, 12, 5, 2  # H is small enough that layers multiply first
@@ -388,3 +389,8 @@ def test_a_reverse_flow_gathers_the_same_member_of_a_pair_as_in_pyg(kind, width)
     torch.testing.assert_close(ours((x, y), edge_index), expected)
     fast = pyg_accel.optimize(ours, (x, y), edge_index)
     torch.testing.assert_close(fast((x, y), edge_index), expected)
+
+
+@pytest.mark.parametrize(("k", "kind"), [(42, CBSR), (43, Tensor)])
+def test_features_are_compressed_where_their_sums_take_less_time(k, kind):
+    assert isinstance(aggregation.compress(torch.randn(3, 256), k), kind)

@@ -22,17 +22,26 @@ from torch_geometric.nn import (
 
 import pyg_accel
 from benchmarks.layers.modes import traces
+from pyg_accel.costs import NEVER, SHIPPED, Costs, Work, costs, fewest_edges, work_of
+from pyg_accel.formula import Computation, parse
 from pyg_accel.graph import derived
 from pyg_accel.graph.memo import _Remembered
 from pyg_accel.patching.reasons import row_bytes
 from pyg_accel.patching.running import running
-from pyg_accel.patching.size import NEVER, SHIPPED, Costs, Work, costs, fewest_edges, work_of
 from pyg_accel.settings import settings
 from pyg_accel.transforms import BuildCSR
 
 E, F = 100, 10
 DEAR = {"launch_us": 1e6, "gigabytes": 1.0, "edge_ns": 1.0}  # every call is too small
 NEW = {"launch_us": 1e-6, "gigabytes": 1.0, "edge_ns": 1e6}  # every call on a new graph is
+
+
+def of(reduce: str, formula: str, score: str = "", **how: int) -> Computation:
+    """A reduction of messages."""
+    return Computation(parse(formula), (reduce,), parse(score) if score else None, **how)
+
+
+PLAIN = of("sum", "u0"), of("mean", "u0"), of("sum", "mul(e0,u1)")
 
 
 @pytest.fixture
@@ -78,19 +87,24 @@ def test_malformed_numbers_are_named(part, numbers):
 
 
 @pytest.mark.parametrize(
-    ("formula", "functions", "tensors"),
-    [("sum_j u0", 3, 1), ("mean_j u0", 6.5, 1), ("sum_j mul(e0,u1)", 4, 2),
-     ("mean_j mul(relu(sub(v0,u1)),2.0)", 10.5, 2), ("mean_j u0, 4 relations", 26, 1),
-     ("sum_j mul(softmax_j(leaky_relu(add(u0,v1),0.2)),u2)", 17, 3)],
+    ("computed", "text", "functions", "tensors"),
+    [(of("sum", "u0"), "sum_j u0", 3, 1), (of("mean", "u0"), "mean_j u0", 6.5, 1),
+     (of("sum", "mul(e0,u1)"), "sum_j mul(e0,u1)", 4, 2),
+     (of("mean", "mul(relu(sub(v0,u1)),2.0)"), "mean_j mul(relu(sub(v0,u1)),2.0)", 10.5, 2),
+     (of("mean", "u0", relations=4), "mean_j u0, 4 relations", 26, 1),
+     (of("sum", "u0", columns=8), "sum_j maxk(u0,8)", 4, 2),
+     (of("sum", "u2", "leaky_relu(add(u0,v1),0.2)"),
+      "sum_j mul(softmax_j(leaky_relu(add(u0,v1),0.2)),u2)", 17, 3)],
 )  # fmt: skip
-def test_what_a_call_does_is_read_from_its_formula(formula, functions, tensors):
-    assert work_of([formula])[:2] == (functions, tensors)
+def test_reports_and_costs_read_the_same_computation(computed, text, functions, tensors):
+    assert str(computed) == text
+    assert work_of([computed])[:2] == (functions, tensors)
 
 
 def test_what_formulas_have_in_common_counts_once_and_each_has_a_kernel():
     message = "mul(relu(u0),2.0)"
-    alone = work_of([f"max_j {message}"])
-    both = work_of([f"max_j {message}", f"sum_j exp(sub({message},v1))"])
+    alone = work_of([of("max", message)])
+    both = work_of([of("max", message), of("sum", f"exp(sub({message},v1))")])
     assert (alone.functions, both.functions) == (5, 10)  # a sum, a gather, exp and sub
     assert (alone.generated, both.generated) == (1, 2)
     assert alone.overhead < both.overhead
@@ -98,16 +112,16 @@ def test_what_formulas_have_in_common_counts_once_and_each_has_a_kernel():
 
 def test_attention_on_new_graphs_of_a_thousand_edges_stays_with_pyg_on_a_cpu():
     """They take 1.4 to 1.9 times PyG's time at 500 to 2,000 edges of 16 features."""
-    work = work_of(["sum_j mul(softmax_j(div(sum(mul(v0,u1)),4.0)),u2)"])
+    work = work_of([of("sum", "u2", "div(sum(mul(v0,u1)),4.0)")])
     for gradient in (False, True):
         assert 2_000 < fewest_edges("cpu", work, 64, new=True, gradient=gradient) < 20_000
         assert fewest_edges("cpu", work, 64, new=False, gradient=gradient) == 0
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-@pytest.mark.parametrize("formula", ["sum_j u0", "mean_j u0", "sum_j mul(e0,u1)"])
-def test_limits_are_in_order(formula, device):
-    work = work_of([formula])
+@pytest.mark.parametrize("computed", PLAIN, ids=str)
+def test_limits_are_in_order(computed, device):
+    work = work_of([computed])
     for gradient in (False, True):
         known, new = (
             fewest_edges(device, work, 256, new=new, gradient=gradient) for new in (False, True)
@@ -115,16 +129,16 @@ def test_limits_are_in_order(formula, device):
         assert known <= new < 10**8
         wide = fewest_edges(device, work, 2560, new=True, gradient=gradient)
         assert wide < new or new == 0
-        remembered = work_of([formula], 1)
+        remembered = work_of([computed], 1)
         assert fewest_edges(device, remembered, 256, new=False, gradient=gradient) == 0
     assert fewest_edges("cpu", work, 4, new=True, gradient=False) == NEVER
 
 
 def test_new_graphs_of_narrow_features_are_taken_on_a_cpu():
     """They take two thirds of PyG's time at 30,000 edges of 16 features, and more of it with 4."""
-    for formula in ("sum_j u0", "mean_j u0", "sum_j mul(e0,u1)"):
+    for computed in PLAIN:
         for gradient in (False, True):
-            work, how = work_of([formula]), {"new": True, "gradient": gradient}
+            work, how = work_of([computed]), {"new": True, "gradient": gradient}
             assert 4_000 < fewest_edges("cpu", work, 64, **how) < 30_000
             assert fewest_edges("cpu", work, 16, **how) > 200_000
 

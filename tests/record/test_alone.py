@@ -223,7 +223,7 @@ def test_weights_that_are_asked_for_between_calls_of_a_program(name):
 
 
 class Reads(pyg.TransformerConv):
-    """A forward of the user that reads the weights, and clears them, whether or not it returns them."""
+    """A forward of the user that reads the weights itself, and clears them."""
 
     def forward(self, x: Any, edge_index: Any, return_attention_weights: Any = None) -> Any:  # type: ignore[override]
         x = self.lin_key(x).view(-1, self.heads, self.out_channels)

@@ -12,9 +12,8 @@ from pyg_accel import __main__ as program
 from pyg_accel import tuned as reading
 from pyg_accel.backends.cuda import sddmm
 from pyg_accel.backends.triton import launch
+from pyg_accel.costs import SHIPPED, Costs, _in_force, costs
 from pyg_accel.machine import Device, Gpu
-from pyg_accel.patching import size
-from pyg_accel.patching.size import SHIPPED, Costs, costs
 from pyg_accel.settings import Settings, settings
 from pyg_accel.tuned import tuned, tuning_file
 from pyg_accel.tuning import sizes, tune
@@ -230,10 +229,10 @@ def no_home(monkeypatch):
     monkeypatch.delenv("HOME", raising=False)
     monkeypatch.setattr("pwd.getpwuid", unknown)
     settings.tuning = None
-    for cache in (reading._read, size._in_force):
+    for cache in (reading._read, _in_force):
         cache.cache_clear()
     yield
-    for cache in (reading._read, size._in_force):
+    for cache in (reading._read, _in_force):
         cache.cache_clear()
 
 

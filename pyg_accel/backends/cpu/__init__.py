@@ -24,11 +24,6 @@ from pyg_accel.runtime.native import build_info, cpu_library, cpu_unavailable_re
 __all__ = ["CPU"]
 
 
-def _cost(spec: OpSpec) -> float:
-    """Return the seconds to gather all bytes at about 20 GB/s, plus those of an empty call."""
-    return 1e-5 + 2e-10 * spec.num_edges * spec.heads * spec.width * spec.dtype.itemsize / 4
-
-
 def _of_cpu(spec: OpSpec) -> list[str]:
     return placement_reasons(spec, "cpu")
 
@@ -106,21 +101,20 @@ def _info() -> dict[str, Any]:
 CPU = Backend(
     "cpu",
     {
-        "gspmm": Kernel(gspmm.run, _cost, _gspmm_reasons, bind=gspmm.bind),
+        "gspmm": Kernel(gspmm.run, None, _gspmm_reasons, bind=gspmm.bind),
         "gspmm_several": Kernel(
-            attention.run_several, _cost, _fused_reasons, prefers_unfused=_are_products
+            attention.run_several, None, _fused_reasons, prefers_unfused=_are_products
         ),
-        "attention": Kernel(attention.run, _cost, _fused_reasons, attention.bind, _has_one_head),
-        "attention_backward": Kernel(attention.run_backward, _cost, _fused_reasons),
-        "scatter_arg": Kernel(_scatter_arg, _cost, _of_cpu, _bind_scatter_arg),
-        "sampled_spmm": Kernel(_sampled_spmm, _cost, _sampled_reasons),
+        "attention": Kernel(attention.run, None, _fused_reasons, attention.bind, _has_one_head),
+        "attention_backward": Kernel(attention.run_backward, None, _fused_reasons),
+        "scatter_arg": Kernel(_scatter_arg, None, _of_cpu, _bind_scatter_arg),
+        "sampled_spmm": Kernel(_sampled_spmm, None, _sampled_reasons),
         **table(
             {
                 "edge_softmax": _edge_softmax, "maxk": _maxk,
                 "cbsr_spmm": cbsr.spmm, "sspmm": cbsr.sspmm, "cbsr_dot": cbsr.dot,
             },
-            _cost,
-            _of_cpu,
+            reasons=_of_cpu,
         ),
     },
     cpu_unavailable_reasons,

@@ -22,6 +22,7 @@ from pyg_accel.backends.cuda.match import product_of
 from pyg_accel.backends.cuda.rest import can_share
 from pyg_accel.backends.dtypes import DTYPES, Tolerance
 from pyg_accel.backends.spec import OpSpec, shapes_of
+from pyg_accel.costs import RATES
 from pyg_accel.formula import Formula, parse
 from pyg_accel.graph import CSR
 from pyg_accel.graph.column_reuse import reuse_of
@@ -31,8 +32,6 @@ __all__ = ["CUDA"]
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _MOST = 2**31 - 64  # a warp looks up to 63 entries ahead
-# Seconds before a kernel starts, where Triton's takes 3e-5: plans and remainders are several calls.
-_HOST = 1e-4
 
 
 def _unavailable_reasons() -> list[str]:
@@ -65,11 +64,6 @@ def _gspmm_reasons(spec: OpSpec) -> list[str]:
     return reasons
 
 
-def _bytes_gathered(spec: OpSpec) -> int:
-    """At least 1: an infinite ratio means never, also where there is nothing to gather."""
-    return max(spec.num_edges * spec.heads * spec.width, 1) * spec.dtype.itemsize
-
-
 def _gspmm_cost(spec: OpSpec) -> float:
     """As Triton reckons, times what was measured of their ratio; see :mod:`.choice`."""
     launch = choose_launch(
@@ -77,7 +71,9 @@ def _gspmm_cost(spec: OpSpec) -> float:
         mean=spec.num_edges / max(spec.num_rows, 1), rounded=spec.rounded,
         dot=spec.reduces == ("none",),
     )  # fmt: skip
-    return _HOST + 2.5e-13 * _bytes_gathered(spec) * launch.ratio
+    # At least 1: an infinite ratio means never, also where there is nothing to gather.
+    row = max(spec.heads * spec.width, 1) * spec.dtype.itemsize * launch.ratio
+    return RATES["cuda", "cuda"].seconds(max(spec.num_edges, 1), row)
 
 
 def _tolerance(dtype: torch.dtype) -> Tolerance:

@@ -13,6 +13,7 @@ from pyg_accel.backends.cuda.plan import in_32_bits
 from pyg_accel.backends.cuda.spmm import reordered
 from pyg_accel.backends.schedule import schedule_of
 from pyg_accel.backends.spec import OpSpec
+from pyg_accel.costs import H200, RATES
 from pyg_accel.graph import CSR
 from pyg_accel.graph.facts import of_matrix
 from pyg_accel.machine import INTERPRETED, gpu_of
@@ -73,8 +74,8 @@ def cost(spec: OpSpec) -> float:
     """Return the seconds of a call, in the measure of the other backends of a GPU."""
     if spec.op == "maxk":
         return 1e-5
-    as_triton = 2.5e-13 * spec.num_edges * spec.width * spec.dtype.itemsize
-    return 3e-5 + as_triton * ratio(spec)
+    row = spec.width * spec.dtype.itemsize * ratio(spec)
+    return RATES["triton", "cuda"].seconds(spec.num_edges, row)
 
 
 def ratio(spec: OpSpec) -> float:
@@ -87,7 +88,7 @@ def ratio(spec: OpSpec) -> float:
         return 0.008 * spec.k
     if not spec.atomics:
         return 0.55 + 0.009 * spec.k
-    if spec.k > spec.width // 4:
+    if spec.k * H200.entry > spec.width:
         return 1.1
     slots = spec.k * spec.num_edges / max(spec.num_rows, 1)  # that share a copy of their row
     return 0.66 * max(1.0, 700 / max(slots, 1.0))

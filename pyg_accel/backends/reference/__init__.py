@@ -17,7 +17,6 @@ from pyg_accel.backends.reference.cbsr import cbsr_dot, cbsr_spmm, maxk, sspmm
 from pyg_accel.backends.reference.edges import edge_passes
 from pyg_accel.backends.reference.messages import evaluate, places_of
 from pyg_accel.backends.sampling import Sampling, edge_factors, take
-from pyg_accel.backends.spec import OpSpec
 from pyg_accel.formula import Formula
 from pyg_accel.graph import CSR, ptr2index
 
@@ -183,13 +182,8 @@ def _winners(message: Tensor, out: Tensor, row: Tensor, winner: Tensor) -> Tenso
     return padded[first]
 
 
-def _cost(spec: OpSpec) -> float:
-    """Return a cost far above all others: several passes over E x F memory."""
-    return 1.0 + 1e-8 * spec.num_edges * spec.heads * spec.width
-
-
 _OPERATORS = (
     gspmm, gspmm_several, edge_passes, scatter_arg, edge_softmax, attention, attention_backward,
     sampled_spmm, maxk, cbsr_spmm, sspmm, cbsr_dot, segment_matmul, segment_outer,
 )  # fmt: skip
-REFERENCE = Backend("reference", table({run.__name__: run for run in _OPERATORS}, _cost))
+REFERENCE = Backend("reference", table({run.__name__: run for run in _OPERATORS}))

@@ -79,16 +79,6 @@ def _edge_reasons(spec: OpSpec) -> list[str]:
     return _reasons(spec)
 
 
-def _cost(spec: OpSpec) -> float:
-    """Bytes gathered at 4 TB/s, and what a launch costs; interpreted, slower than anything."""
-    if spec.device == "cpu":
-        return 1e6
-    # Two rows per edge, of which one is often near.
-    rows = 1.5 if spec.op == "attention_backward" else 1.0
-    row = rows * spec.heads * spec.width * spec.dtype.itemsize
-    return 3e-5 + 2.5e-13 * spec.num_edges * row
-
-
 def _has_wide_dots(spec: OpSpec) -> bool:
     """Attention is one kernel, but for dot products of rows too wide to be gathered twice.
 
@@ -128,22 +118,16 @@ _OPERATORS = (
 )  # fmt: skip
 TRITON = Backend(
     "triton",
-    table({op: _late(op) for op in _OPERATORS}, _cost, _reasons)
+    table({op: _late(op) for op in _OPERATORS}, None, _reasons)
     | {
-        op: Kernel(_late(op), _cost, _whole_head_reasons, bind=_late(f"bind_{op}"))
+        op: Kernel(_late(op), None, _whole_head_reasons, bind=_late(f"bind_{op}"))
         for op in ("gspmm_several", "attention_backward")
     }
     | {
-        "edge_passes": Kernel(
-            _late("edge_passes"), _cost, _edge_reasons, bind=_late("bind_edge_passes")
-        ),
-        "gspmm": Kernel(_late("gspmm"), _cost, _reasons, bind=_late("bind_gspmm")),
+        "edge_passes": Kernel(_late("edge_passes"), None, _edge_reasons, _late("bind_edge_passes")),
+        "gspmm": Kernel(_late("gspmm"), None, _reasons, _late("bind_gspmm")),
         "attention": Kernel(
-            _late("attention"),
-            _cost,
-            _whole_head_reasons,
-            bind=_late("bind_attention"),
-            prefers_unfused=_has_wide_dots,
+            _late("attention"), None, _whole_head_reasons, _late("bind_attention"), _has_wide_dots
         ),
     },
     _unavailable_reasons,

@@ -20,13 +20,13 @@ from pyg_accel.backends.schedule import schedule_of
 from pyg_accel.backends.triton import gspmm
 from pyg_accel.backends.triton.kernels.cbsr import row_kernel
 from pyg_accel.backends.triton.launcher import launch, type_of
+from pyg_accel.costs import H200
 from pyg_accel.graph import CSR
 from pyg_accel.graph.cbsr import CBSR, scattered
 
 __all__ = ["dot", "spmm", "sspmm"]
 
 GATHERS = 4  # features that a thread has in flight
-MOST_PUSHED = 1 / 4  # of the columns: more additions take longer than whole rows (H200)
 SPLIT, PIECE = 2048, 1024  # entries: longer rows are cut, into such pieces
 
 
@@ -39,7 +39,7 @@ def spmm(
 
 def sspmm(csr: CSR, transposed: CSR, x: Tensor, indices: Tensor, weight: Tensor | None) -> Tensor:
     """Gather whole rows, or push to few stored columns where atomic additions are allowed."""
-    if atomics_allowed() and indices.size(1) <= x.size(1) * MOST_PUSHED:
+    if atomics_allowed() and indices.size(1) * H200.entry <= x.size(1):
         return _push(csr, x, indices, weight)
     return weighted_sum(gspmm.run, transposed, x, weight, "sum").gather(1, indices.long())
 

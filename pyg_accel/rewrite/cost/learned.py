@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pyg_accel.costs import Machine
 from pyg_accel.machine import Device
 from pyg_accel.rewrite.cost.base import DENSE, SPARSE, Primitive
 from pyg_accel.rewrite.cost.features import GraphFeatures
-from pyg_accel.rewrite.cost.roofline import Machine, Roofline
+from pyg_accel.rewrite.cost.roofline import Roofline
 
 __all__ = ["ABOUT", "ENSEMBLE", "FORMAT", "NAMES", "Learned", "read", "unusable", "vectors"]
 

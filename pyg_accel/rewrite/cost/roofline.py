@@ -2,93 +2,18 @@
 
 import math
 from collections.abc import Collection, Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
+from pyg_accel.costs import H200_UNITS, Machine, machine_of
 from pyg_accel.machine import Device
 from pyg_accel.rewrite.cost.base import Primitive
 from pyg_accel.rewrite.cost.features import GraphFeatures
 
-__all__ = ["Machine", "Roofline", "machine_of"]
+__all__ = ["Roofline"]
 
 VALUE = 4  # bytes: of float32, and of 32-bit ids
-_MAY_BE_0 = ("edge", "row", "overlaps", "fused")
-
-
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """The limits of a machine.
-
-    Attributes:
-        flops: multiplications and additions of a large matrix product, per second.
-        memory: bytes per second, read and written in order.
-        gather: bytes per second of rows gathered from memory, where the cache does not hold them.
-        cache: bytes per second from the cache.
-        cache_bytes: capacity of the cache.
-        slice_bytes: width of the piece of a row that the sparse kernels process at a time.
-        sector: bytes that move when a single number is read or written.
-        edge: seconds of arithmetic per edge and head, in kernels with a result per edge.
-        row: seconds per row of a sparse result.
-        call: fixed seconds of a dense call, its Python code included.
-        sparse_call: fixed seconds of a sparse call.
-        shared: factor on the time of a weighted sum if all heads sum the same features.
-        overlaps: whether calls are queued: the next is prepared while the last one runs.
-        entry: the number of columns of a dense row that takes as long as one entry of CBSR.
-        link: bytes per second received from other processes.
-        fused: factor on the time of a weighted sum if its kernel has read the features for the
-            weights. Measured on a CPU only.
-    """
-
-    flops: float
-    memory: float
-    gather: float
-    cache: float
-    cache_bytes: float
-    slice_bytes: float
-    sector: float
-    edge: float
-    row: float
-    call: float
-    sparse_call: float
-    shared: float
-    overlaps: bool
-    entry: float = 4.0
-    link: float = 1e9
-    fused: float = 1.0
-
-    def __post_init__(self) -> None:
-        """Refuse figures that no machine has, as infinity, which JSON can spell."""
-        for name, value in asdict(self).items():
-            if not (0 if name in _MAY_BE_0 else 1e-15) <= value <= 1e21:
-                raise ValueError(f"no machine has {name}={value!r}")
-
-
-# Fitted to benchmarks/results/cost_measurements: those of one H200, and for one core those of two
-# processors with AVX-512 (an EPYC and a Xeon, two threads each).
-H200 = Machine(flops=33e12, memory=3.3e12, gather=4.8e12, cache=10.5e12, cache_bytes=30e6,
-               slice_bytes=256, sector=32, edge=0.0, row=0.0, call=12e-6, sparse_call=90e-6,
-               shared=0.3, overlaps=True, link=290e9)  # fmt: skip
-CORE = Machine(flops=80e9, memory=8.7e9, gather=6.7e9, cache=25e9, cache_bytes=8.5e6,
-               slice_bytes=1024, sector=70, edge=6.4e-9, row=26e-9, call=60e-6, sparse_call=90e-6,
-               shared=3.5, overlaps=False, entry=6.0, fused=0.0)  # fmt: skip
-H200_UNITS = 132  # multiprocessors
-RATES = ("flops", "memory", "gather", "cache", "cache_bytes")  # grow with the number of units
-TIMES = ("edge", "row")  # shrink with it
-
-
-def machine_of(device: Device, units: int = H200_UNITS) -> Machine:
-    """Return the figures of the machine that was measured, scaled to another device.
-
-    Their proportions are right, which choices between products depend on.
-
-    Args:
-        device: the device.
-        units: multiprocessors of a GPU.
-    """
-    like, by = (H200, units / H200_UNITS) if device.kind == "cuda" else (CORE, device.threads or 1)
-    rates = {name: getattr(like, name) * by for name in RATES}
-    return replace(like, **rates, **{name: getattr(like, name) / by for name in TIMES})
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pyg_accel.costs import machine_of
 from pyg_accel.rewrite.cost.base import DENSE, SPARSE
 from pyg_accel.rewrite.cost.learned import ABOUT, ENSEMBLE, FORMAT, NAMES, vectors
 from pyg_accel.rewrite.cost.measurements import devices_of, primitives_of, read_measurements
-from pyg_accel.rewrite.cost.roofline import Roofline, machine_of
+from pyg_accel.rewrite.cost.roofline import Roofline
 
 __all__ = ["boosted", "factors_of", "train"]
 

@@ -7,11 +7,11 @@ import torch
 from torch_geometric.nn import GATConv
 
 import pyg_accel
+from pyg_accel.costs import CORE
 from pyg_accel.graph import Graph
 from pyg_accel.rewrite import select
 from pyg_accel.rewrite.cost import Roofline, features
 from pyg_accel.rewrite.cost.features import GraphFeatures
-from pyg_accel.rewrite.cost.roofline import CORE
 
 
 def random_graph(rows: int, cols: int, entries: int) -> Graph:
