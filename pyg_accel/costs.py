@@ -65,7 +65,7 @@ _DERIVED = 6  # gcn_norm, or another function of a graph, that a program runs on
 _WEIGHTS = 30  # what attention prepares on a CPU for a new graph
 _STACK, _STACK_EDGE = 50, 6  # putting the graphs of relations together, and over edge_ns
 _BY_EDGE = 3  # the gradient over an edge list, beside that over rows
-_TRACE = 60  # a call that is traced because it has no program
+_BLOCKS = 60  # what runs block by block
 # Functions of torch in PyG's softmax, in its normalisations of a graph, and where attention
 # normalises, in each function of self-loops.
 _SOFTMAX, _NORMALISATION, _LOOPS = 8, 12, 4
@@ -112,15 +112,12 @@ class Work(NamedTuple):
     stacks: bool = False
 
 
-def work_of(
-    computed: Iterable[Computation], derived: int = 0, *, traced: bool = False, row_bytes: int = 0
-) -> Work:
+def work_of(computed: Iterable[Computation], derived: int = 0, *, row_bytes: int = 0) -> Work:
     """Return what a call does.
 
     Args:
         computed: of its messages.
         derived: functions of the graph that are run once a graph.
-        traced: it has no program.
         row_bytes: bytes of a row of the widest network on edges.
     """
     functions, tensors, blocks, generated, attention = 0.0, 1.0, False, 0, False
@@ -151,7 +148,7 @@ def work_of(
             tensors, blocks = _FEW, True
         attention |= softmax
     functions += derived * (_LOOPS if attention else _NORMALISATION)
-    overhead = (_TRACE if traced or blocks else 0) + _CALL * max(generated - 1, 0)
+    overhead = (_BLOCKS if blocks else 0) + _CALL * max(generated - 1, 0)
     return Work(functions, tensors, derived, overhead, generated, extremes, attention, row_bytes)
 
 

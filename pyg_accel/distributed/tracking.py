@@ -156,6 +156,8 @@ def _reversed(halo: Halo, edges: Tensor) -> Tensor:
 class Following(TorchFunctionMode):
     """Registers what torch functions in a layer derive from edges of a halo."""
 
+    only_outside_propagate = True  # whose operands are exchanged before it
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
         is_tensor = bool(args) and type(args[0]) is Tensor

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from pyg_accel.backends.dispatch import asked_for
+from pyg_accel.graph import Graph
 from pyg_accel.ops.autograd import Gradient, OperatorPlan, Result, apply
-from pyg_accel.ops.blocks import Block
+from pyg_accel.ops.blocks import Block, blocks_of, edges_of_a_block
 
 __all__ = ["Function", "in_blocks"]
 
@@ -22,18 +23,21 @@ Function = Callable[[Block, list[Tensor]], list[Tensor]]
 
 
 def in_blocks(
-    blocks: Sequence[Block],
+    graph: Graph,
+    bytes_per_edge: int,
     function: Function,
     tensors: Sequence[Tensor],
     sides: Sequence[str],
     num_rows: int,
     *,
     of_edges: bool = False,
+    by_degree: bool = False,
 ) -> list[Tensor]:
-    """Run a function on every block, and put its results together.
+    """Run a function on every block of a graph, and put its results together.
 
     Args:
-        blocks: of a graph.
+        graph: CSR by target.
+        bytes_per_edge: what the function makes of an edge: a block fits into the cache.
         function: gets a block, and of every tensor what belongs to it. It must draw no random
             numbers, change nothing, and read no tensor with gradients that it is not given.
         tensors: what it reads.
@@ -42,8 +46,11 @@ def in_blocks(
         num_rows: of the results.
         of_edges: results have a row for each edge, in the order of the edge list; by default one
             for each target.
+        by_degree: as of :func:`~pyg_accel.ops.blocks.blocks_of`.
     """
-    how = (tuple(blocks), function, tuple(sides), num_rows, of_edges)
+    most = edges_of_a_block(bytes_per_edge, graph.device)
+    blocks = tuple(blocks_of(graph, most, by_degree=by_degree))
+    how = (blocks, function, tuple(sides), num_rows, of_edges)
     needs = tuple([torch.is_grad_enabled() and t.requires_grad for t in tensors])
     if not any(needs):
         return _forward(how, tensors)

@@ -6,14 +6,15 @@ import torch
 from torch import Tensor
 
 from pyg_accel.graph import Graph
+from pyg_accel.graph.derived import derived
 from pyg_accel.ops.segment_matmul import segment_matmul
 from pyg_accel.ops.spmm import spmm
 
 __all__ = [
-    "PairFeatures",
     "Pairs",
     "Relations",
-    "features_of_pairs",
+    "graph_of_pairs",
+    "multiply_pairs",
     "multiply_relations",
     "pairs_of",
     "relational_spmm",
@@ -68,38 +69,22 @@ class Pairs(NamedTuple):
     Attributes:
         node: a graph with one edge into each of P rows, from its node.
         ptr: [R + 1], where the pairs of every relation begin; on the CPU.
+        nodes: [P], their nodes; a recording reads P from it.
+        pair: [E], the pair of every edge.
     """
 
     node: Graph
     ptr: Tensor
+    nodes: Tensor
+    pair: Tensor
 
 
-class PairFeatures(NamedTuple):
-    """The features of the nodes of pairs.
-
-    Attributes:
-        x: [P, F].
-        ptr: as of :class:`Pairs`.
-    """
-
-    x: Tensor
-    ptr: Tensor
-
-    def matmul(self, weight: Tensor) -> Tensor:
-        """Multiply each by the matrix of its relation, [R, F, H]: [P, H]."""
-        return segment_matmul(self.x, self.ptr, weight)
-
-
-def features_of_pairs(pairs: Pairs, x: Tensor) -> PairFeatures:
-    """Gather the features of the nodes of pairs from those of all nodes."""
-    return PairFeatures(spmm(pairs.node, x), pairs.ptr)
-
-
-def pairs_of(end: Tensor, relation: Tensor, nodes: int, relations: int) -> tuple[Pairs, Tensor]:
-    """Return the pairs of relations and nodes of edges, and the pair of every edge, [E].
+def pairs_of(edge_index: Tensor, row: int, relation: Tensor, nodes: int, relations: int) -> Pairs:
+    """Return the pairs of relations and nodes of edges, stored with the edges.
 
     Args:
-        end: [E], the nodes at one end.
+        edge_index: [2, E].
+        row: of edge_index, with the nodes.
         relation: [E].
         nodes: number of nodes.
         relations: number of relations.
@@ -107,8 +92,47 @@ def pairs_of(end: Tensor, relation: Tensor, nodes: int, relations: int) -> tuple
     Raises:
         IndexError: for ids outside of their range.
     """
-    found, ptr, pair = _pairs(end, relation, nodes, relations)
-    return Pairs(Graph.from_edge_index(_own_edges(found), (nodes, found.numel())), ptr), pair
+    end = edge_index[row]
+
+    def make() -> Pairs:
+        ids, ptr, pair = _pairs(end, relation, nodes, relations)
+        graph = Graph.from_edge_index(_own_edges(ids), (nodes, ids.numel()))
+        return Pairs(graph, ptr, ids, pair)
+
+    return derived((end, relation), ("pairs", nodes, relations), make)
+
+
+def graph_of_pairs(pairs: Pairs, edge_index: Tensor, row: int, nodes: int) -> Graph:
+    """Return the graph from pairs to the nodes at one end of edges, stored with the edges.
+
+    Args:
+        pairs: of :func:`pairs_of`.
+        edge_index: [2, E].
+        row: of edge_index, with the targets.
+        nodes: number of targets.
+    """
+    ends, size = edge_index[row], (pairs.node.num_rows, nodes)
+
+    def make() -> Graph:
+        return Graph.from_edge_index(torch.stack([pairs.pair, ends.long()]), size)
+
+    return derived((pairs.pair, ends), ("graph of pairs", size), make)
+
+
+def multiply_pairs(pairs: Pairs, x: Tensor, weight: Tensor) -> Tensor:
+    """Multiply the features of the node of each pair by the matrices of its relation.
+
+    Args:
+        pairs: of :func:`pairs_of`.
+        x: [N, B, K].
+        weight: [R, B, K, M].
+
+    Returns:
+        [P, B, M].
+    """
+    blocks = [segment_matmul(spmm(pairs.node, x[:, b]), pairs.ptr, weight[:, b])
+              for b in range(weight.size(1))]  # fmt: skip
+    return torch.stack(blocks, 1) if len(blocks) > 1 else blocks[0].unsqueeze(1)
 
 
 def _pairs(

@@ -17,6 +17,7 @@ from pyg_accel.patching import (
     propagate,
     reasons,
     relations,
+    sparse,
 )
 from pyg_accel.patching.extremes import scatter
 from pyg_accel.patching.reductions import aggregate
@@ -33,7 +34,7 @@ _HOOKS: dict[str, Callable[..., Any]] = {
     "memoise": layers.memoise,
     "scatter": scatter,
     "softmax": propagate.softmax,
-    "spmm": propagate.spmm,
+    "spmm": sparse.spmm,
     "dynamo_entry": propagate._pyg_accel_read,
     "relations": relations.forward,
     "hetero": hetero.forward,

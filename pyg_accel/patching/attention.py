@@ -12,7 +12,7 @@ that the numbers are those of PyG.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple
@@ -162,10 +162,6 @@ class Weights(DeferredOperand):
     def edges(self) -> tuple[int, int]:
         """See :meth:`EdgeTensor.edges`."""
         return 0, self.source.shape[0]
-
-    def apart(self) -> "Weights":
-        """Return the same weights, with gradients if those are on now, which keep results apart."""
-        return Weights.of(replace(self.source), plain_shape(self), self.mask)
 
     def ordinary(self) -> Tensor:
         """Return them as an ordinary tensor."""

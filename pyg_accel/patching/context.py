@@ -33,7 +33,12 @@ def _autocast() -> tuple[Any, ...]:
     )
 
 
-def modes() -> tuple[Any, ...]:
-    """Return modes that see functions; of those that set a default device, the device."""
+def modes(*, whole: bool = False) -> tuple[Any, ...]:
+    """Return modes that see functions; of those that set a default device, the device.
+
+    Args:
+        whole: with those that do not look into ``propagate``.
+    """
     stack = _get_current_function_mode_stack()
-    return tuple(mode.device if type(mode) is DeviceContext else mode for mode in stack)
+    return tuple(mode.device if type(mode) is DeviceContext else mode for mode in stack
+                 if whole or not hasattr(mode, "only_outside_propagate"))  # fmt: skip

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from pyg_accel.formula import Formula, Operand, map_operands, operands_of
 from pyg_accel.graph import Graph
-from pyg_accel.graph.derived import derived
-from pyg_accel.ops.relations import features_of_pairs, pairs_of
+from pyg_accel.ops.relations import Pairs, graph_of_pairs, multiply_pairs, pairs_of
 from pyg_accel.record.edge_tensors import DeferredOperand, plain_shape
+from pyg_accel.record.recorder import perform
 
 __all__ = ["Matrices", "Products", "multiply", "with_pairs_as_sources"]
 
@@ -52,24 +52,24 @@ class Products(DeferredOperand):
 
     Attributes:
         rows: [P, ...], of the pairs of a relation and a node.
-        pair: [E], the pair of every edge.
+        pairs: which these are.
         edge_index: whose edges they are for.
     """
 
     rows: Tensor
-    pair: Tensor
+    pairs: Pairs
     edge_index: Tensor
 
     @classmethod
-    def of(cls, rows: Tensor, pair: Tensor, edge_index: Tensor) -> "Products":
+    def of(cls, rows: Tensor, pairs: Pairs, edge_index: Tensor) -> "Products":
         """Spread rows over the edges, later."""
-        shape = (pair.numel(), *rows.shape[1:])
-        own = {"rows": rows, "pair": pair, "edge_index": edge_index}
+        shape = (pairs.pair.numel(), *rows.shape[1:])
+        own = {"rows": rows, "pairs": pairs, "edge_index": edge_index}
         return cls(shape, rows.dtype, rows.device, **own)
 
     def ordinary(self) -> Tensor:
         """See :meth:`DeferredOperand.ordinary`."""
-        return self.rows.index_select(0, self.pair)
+        return self.rows.index_select(0, self.pairs.pair)
 
     def differentiable(self) -> bool:
         """See :meth:`DeferredOperand.differentiable`."""
@@ -81,18 +81,13 @@ class Products(DeferredOperand):
             args = (self.rows.size(0), *args[1:])
         result = func(self.rows, *args, **kwargs)
         if isinstance(result, Tensor):
-            return Products.of(result, self.pair, self.edge_index)
-        return type(result)(Products.of(t, self.pair, self.edge_index) for t in result)
+            return Products.of(result, self.pairs, self.edge_index)
+        return type(result)(Products.of(t, self.pairs, self.edge_index) for t in result)
 
     def as_sources(self, target: int, num_rows: int) -> Graph:
         """Return the graph from pairs to the nodes in row ``target`` of edge_index."""
-        pair, ends = self.pair, self.edge_index[target]
-        size = self.rows.size(0), num_rows
-
-        def make() -> Graph:
-            return Graph.from_edge_index(torch.stack([pair, ends.long()]), size)
-
-        return derived((pair, ends), ("graph of pairs", size), make)
+        args = self.pairs, self.edge_index, target, num_rows
+        return perform(graph_of_pairs, *args, borrows=True)
 
 
 def multiply(x: Tensor, matrices: Matrices, edge_index: Tensor, row: int) -> Products:
@@ -107,14 +102,10 @@ def multiply(x: Tensor, matrices: Matrices, edge_index: Tensor, row: int) -> Pro
     Returns:
         [E, B, M], later.
     """
-    weight = matrices.weight
-    sizes = (x.size(0), weight.size(0))
-    ends, types = edge_index[row], matrices.edge_type
-    pairs, pair = derived((ends, types), ("typed", sizes), lambda: pairs_of(ends, types, *sizes))
-    blocks = [features_of_pairs(pairs, x[:, b]).matmul(weight[:, b])
-              for b in range(weight.size(1))]  # fmt: skip
-    rows = torch.stack(blocks, 1) if len(blocks) > 1 else blocks[0].unsqueeze(1)
-    return Products.of(rows, pair, edge_index)
+    weight, types = matrices.weight, matrices.edge_type
+    args = edge_index, row, types, x.size(0), weight.size(0)
+    pairs: Pairs = perform(pairs_of, *args, borrows=True)
+    return Products.of(perform(multiply_pairs, pairs, x, weight), pairs, edge_index)
 
 
 def with_pairs_as_sources(
@@ -131,7 +122,7 @@ def with_pairs_as_sources(
         return None
     widest = max(products, key=lambda t: plain_shape(t)[1:].numel())
     stand_in = {
-        i for i, t in enumerate(operands) if isinstance(t, Products) and t.pair is widest.pair
+        i for i, t in enumerate(operands) if isinstance(t, Products) and t.pairs is widest.pairs
     }
     formula = map_operands(
         formula, lambda o: Operand("u" if o.index in stand_in else o.side, o.index)

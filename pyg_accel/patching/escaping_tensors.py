@@ -6,7 +6,6 @@ the layer returns need not exist.
 
 import dis
 import sys
-import weakref
 from collections.abc import Callable
 from functools import lru_cache
 from types import CodeType
@@ -15,22 +14,17 @@ from typing import Any
 from torch import Tensor
 from torch_geometric.nn import MessagePassing
 
-from pyg_accel.formula import operands_of
 from pyg_accel.graph.memo import changed, tensors_in
-from pyg_accel.patching.attention import Weights
 from pyg_accel.patching.layers import OF_EVERY_MODULE
 from pyg_accel.patching.lazy import LazyTensor, first_operand, is_single_side
 from pyg_accel.patching.running import Unrecognised, running
-from pyg_accel.record.edge_tensors import DeferredOperand, materialize, plain_shape
+from pyg_accel.record.edge_tensors import materialize, plain_shape
 
 __all__ = [
-    "KEEPS", "apart", "finish", "nothing", "ordinary", "refuse_kept", "returns_none",
-    "writes_weights", "written",
+    "finish", "nothing", "ordinary", "refuse_kept", "returns_none", "written",
 ]  # fmt: skip
 
 _ASKED = "return_attention_weights"
-# Layers that were seen to leave their attention weights in an attribute.
-KEEPS: "weakref.WeakSet[MessagePassing]" = weakref.WeakSet()
 
 
 def returns_none(module: MessagePassing) -> CodeType | None:
@@ -46,17 +40,6 @@ def returns_none(module: MessagePassing) -> CodeType | None:
             return frame.f_code if mine and given.get(_ASKED, _ASKED) is None else None
         frame = frame.f_back  # type: ignore[assignment]
     return None
-
-
-def writes_weights(module: MessagePassing, function: str, code: CodeType | None) -> bool:
-    """Return whether a call of ``propagate`` or ``edge_updater`` writes its softmax weights out.
-
-    Args:
-        module: the layer.
-        function: which of the two.
-        code: what :func:`returns_none` says.
-    """
-    return code is None and (function == "edge_updater" or module in KEEPS)
 
 
 @lru_cache(maxsize=256)
@@ -80,33 +63,18 @@ def _edge_operand(lazy: LazyTensor) -> Tensor | None:
     return operand if lazy.formula.side == "e" and whole else None  # type: ignore[union-attr]
 
 
-def _has_gradients(lazy: LazyTensor) -> bool:
-    """Return whether a message has gradients: the result may be made of it in PyG's path."""
-    if not lazy.tracer.records_gradients or _edge_operand(lazy) is not None:
-        return False
-    operands = [lazy.tracer.operands[o.index] for o in operands_of(lazy.formula)]
-    return any(
-        t.differentiable() if isinstance(t, DeferredOperand) else t.requires_grad for t in operands
-    )
-
-
-def refuse_kept(module: MessagePassing, trace: Any) -> None:
-    """Raise where the result is not made of what the layer leaves, as it is in PyG.
+def refuse_kept(module: MessagePassing, trace: Any, forward: CodeType | None) -> None:
+    """Raise where a layer leaves something that programs do not.
 
     Raises:
-        Unrecognised: attention weights will be written out next time; others need PyG's path.
+        Unrecognised: a part of the message.
     """
     for name, value in vars(module).copy().items():
-        if name in OF_EVERY_MODULE or (trace.forward and name in _cleared(trace.forward)):
+        if name in OF_EVERY_MODULE or (forward and name in _cleared(forward)):
             continue
-        for lazy in tensors_in(value):
-            if not isinstance(lazy, LazyTensor) or lazy.tracer is not trace:
-                continue
-            if isinstance(_edge_operand(lazy), Weights):
-                KEEPS.add(module)
-                raise Unrecognised(f"attention weights that stay in 'self.{name}'", permanent=False)
-            if _has_gradients(lazy):
-                raise Unrecognised(f"a part of the message that stays in 'self.{name}'")
+        if any(isinstance(t, LazyTensor) and t.tracer is trace for t in tensors_in(value)):
+            reason = f"a part of the message that stays in 'self.{name}'"
+            raise Unrecognised(reason, permanent=False)
 
 
 def finish(
@@ -114,10 +82,19 @@ def finish(
     out: Any,
     change: Callable[[Any], Any],
     forward: CodeType | None = None,
+    *,
+    clear: bool = False,
 ) -> Any:
     """Nothing lazy may leave: not in the result and not in what the layer put aside.
 
     Unless the ``forward`` that is given will clear it.
+
+    Args:
+        module: the layer.
+        out: the result.
+        change: what becomes of lazy tensors.
+        forward: that made the call.
+        clear: clear it already, as nothing reads it.
     """
 
     def change_own(value: Any) -> Any:  # another thread may run the layer, on messages of its own
@@ -126,7 +103,9 @@ def finish(
 
     for name, value in vars(module).copy().items():
         if isinstance(value, LazyTensor) and forward is not None and name in _cleared(forward):
-            if (waiting := _edge_operand(value)) is not None:
+            if clear:
+                vars(module)[name] = None
+            elif (waiting := _edge_operand(value)) is not None:
                 vars(module)[name] = waiting
             continue
         left = value if name in OF_EVERY_MODULE else changed(value, change_own)
@@ -141,11 +120,6 @@ def ordinary(value: Any) -> Any:
         made = _edge_operand(value)
         return value.tracer.compute(value) if made is None else made
     return value
-
-
-def apart(value: Any) -> Any:
-    """Attention weights that write nothing out for the call they were made for."""
-    return value.apart() if isinstance(value, Weights) else value
 
 
 def nothing(value: Any) -> Any:

@@ -72,7 +72,7 @@ class Call(NamedTuple):
 
 def by_program(
     layer: Module,
-    name: str,
+    name: Any,
     original: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
@@ -94,6 +94,8 @@ def by_program(
     now: tuple[Any, ...] | None = None
     leaves: tuple[Tensor, ...] | None
     adopted = False
+    if (hooked := saved_tensors_hooks(False) is not None) and name == "call":
+        return NOTHING  # a checkpoint expects the same of a call made again
     transformed = running.transformed
     known: Any = transformed.get(layer) if transformed and name == "call" else None
     own = known is None
@@ -117,8 +119,11 @@ def by_program(
                 and sizes.gradient is is_grad_enabled()
                 and state.changes == settings.changes
                 and in_force() is None
-                and saved_tensors_hooks(False) is None  # of a call made again this was decided
-                and ((few := edges < sizes.fewest) or known.seen.is_new(leaves[sizes.graph]))
+                and (
+                    (few := edges < sizes.fewest)
+                    or hooked
+                    or known.seen.is_new(leaves[sizes.graph])
+                )
             ):
                 outside, running.stock = running.stock, True  # functions inside of it are PyG's too
                 start = perf_counter()
@@ -142,8 +147,6 @@ def by_program(
             adopted = True
             continue
         break
-    if saved_tensors_hooks(False) is not None:
-        return NOTHING  # a checkpoint expects the same of a call made again
     assert leaves is not None
     program.state.used = True
     before = None

@@ -10,7 +10,7 @@ The call that a lazy tensor belongs to is a :class:`Tracer`. Its subclass
 (:mod:`pyg_accel.patching.rules`) and runs the formulas.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from types import ModuleType
@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, fx
 from torch.nn import Parameter
+from torch.overrides import TorchFunctionMode
 from typing_extensions import Self
 
 from pyg_accel.formula import Computation, Formula, Operand, map_operands, operands_of
@@ -27,10 +28,16 @@ from pyg_accel.ops.gspmm import REDUCES
 from pyg_accel.ops.plan import arguments
 from pyg_accel.patching.reasons import subclass_reasons
 from pyg_accel.patching.running import Unrecognised, running
-from pyg_accel.patching.watch import Watch
-from pyg_accel.record.edge_tensors import EdgeTensor, asks, plain_shape, replaced
+from pyg_accel.record.edge_tensors import (
+    EdgeTensor,
+    asks,
+    changed_in_place,
+    name_of,
+    plain_shape,
+    replaced,
+)
 from pyg_accel.record.recorder import copied
-from pyg_accel.runtime.cache import saved_tensors_are_hooked, version_of
+from pyg_accel.runtime.cache import memory_of, saved_tensors_are_hooked, version_of
 
 __all__ = [
     "IDENTITY",
@@ -128,10 +135,16 @@ class LazyTensor(EdgeTensor):
         raise Unrecognised(f"'{func}' on messages")
 
 
-class Tracer(Watch):
+class Tracer(TorchFunctionMode):
     """The lazy tensors of one call: their operands, and which tensors are rows of ``edge_index``.
 
+    It sees the torch functions of the call.
+
     Attributes:
+        watched: names of the functions that it looks at; the others just run.
+        formulas: what has been run, for the report.
+        layer: whose call it is.
+        given: returns the tensors that were there before the call and cannot be put back.
         edge_index: the graph that the call was given, as a plain tensor.
         target: row of edge_index with the nodes that messages are sent to (1 unless the flow is
             turned round).
@@ -149,10 +162,15 @@ class Tracer(Watch):
     """
 
     rules: ClassVar[ModuleType]  # pyg_accel.patching.rules
+    watched: frozenset[str] = frozenset()
     runs_networks = True  # in blocks of target rows
 
     def __init__(self, edge_index: Tensor, flow: str) -> None:
         super().__init__()
+        self.formulas: list[Computation] = []
+        self.layer: torch.nn.Module | None = None
+        self.given: Callable[[], Iterable[Tensor]] = tuple
+        self._storages: set[int] | None = None
         self.edge_index = edge_index
         self.target = 1 if flow == "source_to_target" else 0
         self.num_edges = edge_index.size(1)
@@ -178,6 +196,25 @@ class Tracer(Watch):
         graph = fx.Graph()
         graph.placeholder("block")
         return graph
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = name_of(func)
+        if name in self.watched:
+            return self.rules.intercept(self, func, args, kwargs)
+        if changed := changed_in_place(name, args, kwargs):
+            self.guard(name, changed)
+        return func(*args, **kwargs)
+
+    def guard(self, name: str, changed: Iterable[Tensor]) -> None:
+        """Raise before a tensor is changed in place that this call did not make.
+
+        PyG's path, should it run after this one, would change it a second time.
+        """
+        if self._storages is None:
+            self._storages = set(map(memory_of, self.given()))
+        if not self._storages.isdisjoint(map(memory_of, changed)):
+            raise Unrecognised(f"'{name}' changes a tensor in place that the message was given")
 
     def __enter__(self) -> Self:
         super().__enter__()  # type: ignore[no-untyped-call]

@@ -19,13 +19,14 @@ from pyg_accel import ops
 from pyg_accel.formula import NETWORK, OUTER, Computation, Formula, Operand, operands_of
 from pyg_accel.graph import Graph
 from pyg_accel.ops.blocked import in_blocks
-from pyg_accel.ops.blocks import Block, blocks_of, edges_of_a_block, fits_whole, free_bytes
+from pyg_accel.ops.blocks import Block, fits_whole, free_bytes
 from pyg_accel.ops.edge_product import edge_product, summed_products
 from pyg_accel.patching.lazy import LazyTensor, Tracer, first_operand, is_single_side
 from pyg_accel.patching.running import Unrecognised
 from pyg_accel.patching.sampling import in_force
 from pyg_accel.record.edge_tensors import DeferredOperand, materialize, plain_shape
 from pyg_accel.record.recorder import perform, quiet, running_recorder
+from pyg_accel.record.steps import Steps
 from pyg_accel.runtime.hooks import has_hooks
 from pyg_accel.runtime.module_state import modules_in
 from pyg_accel.settings import settings
@@ -283,7 +284,7 @@ def _run(
     else:
         root = _message(trace, _reduced, formula, operands, sides, reduces=reduces)
     tensors = _inputs(root)
-    inputs, steps = [_block(trace), *tensors], [n for n in _needed(root) if n.op != "placeholder"]
+    inputs = [_block(trace), *tensors]
     size = _bytes(tensors, product, num_rows, trace.num_edges)
     whole = product is None and fits_whole(size * trace.num_edges, trace.device)
     if computed is not None:
@@ -291,25 +292,15 @@ def _run(
         trace.refuse_small(computed)  # before kernels are compiled for it
         trace.formulas.append(computed)
 
-    def function(block: Block | _Whole, parts: list[Tensor]) -> list[Tensor]:
-        values: dict[fx.Node, Any] = dict(zip(inputs, (block, *parts), strict=True))
-        for node in steps:
-            args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
-            values[node] = node.target(*args, **kwargs)  # type: ignore[operator]
-        made = values[root]
-        return made if isinstance(made, list) else [made]
-
     with quiet():
         graph = trace.graph_of(num_rows)
         given, sides = ([node.meta[key] for node in tensors] for key in (_TENSOR, _SIDE))
+        steps = Steps.of(inputs, [node for node in _needed(root) if node.op != "placeholder"])
         if whole:
-            return function(_Whole(graph, num_rows), given)
-        if running_recorder.recorder is not None:
-            running_recorder.recorder.stop("a network on the features of edges, in blocks")
-        most = edges_of_a_block(size, trace.device)
-        blocks = blocks_of(graph, most, by_degree=product is not None)
-        rows = trace.num_edges if of_edges else num_rows
-        return in_blocks(blocks, function, given, sides, rows, of_edges=of_edges)
+            return steps(_Whole(graph, num_rows), given)
+        rows, by_degree = trace.num_edges if of_edges else num_rows, product is not None
+        return perform(in_blocks, graph, size, steps, given, sides, rows,
+                       of_edges=of_edges, by_degree=by_degree)  # fmt: skip
 
 
 def _product(

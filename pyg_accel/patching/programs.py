@@ -109,9 +109,11 @@ class OfClass:
         waits = self.failures.get(kind, ("", 0, 0))[2] * grows or grows // 2
         self.reason, self.failures[kind] = reason, (reason, waits - 1, waits)
 
-    def refusal(self, kind: Any) -> str:
+    def refusal(self, kind: Any, *, again: bool = True) -> str:
         """Return why a kind of call is not recorded; empty if it is."""
         reason, left, waits = self.failures.get(kind, ("", 0, 0))
+        if waits and not again:
+            return reason
         if left:
             self.failures[kind] = reason, left - 1, waits
             return reason
@@ -212,7 +214,7 @@ def forget() -> None:
                 delattr(owner, PROGRAMS)
 
 
-def own(layer: Module, name: str) -> Programs | None:
+def own(layer: Module, name: Any) -> Programs | None:
     """Return the programs of a layer that are still those of its class; None if there are none."""
     known = vars(layer).get(PROGRAMS)
     programs = None if known is None else known.get(name)
@@ -221,7 +223,7 @@ def own(layer: Module, name: str) -> Programs | None:
     return programs  # type: ignore[no-any-return]
 
 
-def programs_of(layer: Module, name: str) -> Programs:
+def programs_of(layer: Module, name: Any) -> Programs:
     """Return the programs of a layer, new ones if there are none."""
     programs, cls = own(layer, name), type(layer)
     of_class: Any = vars(cls).get(PROGRAMS)
@@ -239,7 +241,7 @@ def programs_of(layer: Module, name: str) -> Programs:
     return programs
 
 
-def why(layer: Module, name: str) -> str:
+def why(layer: Module, name: Any) -> str:
     """Return why the last call of a layer that was recorded came to no program.
 
     Args:
@@ -267,7 +269,7 @@ def is_users(layer: Module) -> bool:
 def adopt(
     programs: Programs | None,
     layer: Module,
-    name: str,
+    name: Any,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     now: tuple[Any, ...],

@@ -6,8 +6,8 @@ are computed in each call, and serves for all sizes if both records agree in eve
 """
 
 import sys
-import threading
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch._dynamo.eval_frame import skip_code
+from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import Module
 from torch_geometric.nn import MessagePassing
 
@@ -30,7 +31,6 @@ from pyg_accel.patching.overrides import is_rendered
 from pyg_accel.patching.programs import Programs, Sizes, is_users, matching, programs_of
 from pyg_accel.patching.reasons import (
     forced,
-    torch_records,
     transform_reasons,
 )
 from pyg_accel.patching.running import running
@@ -79,7 +79,7 @@ class _TraceNotes:
 
 
 class Refused(Exception):
-    """A call for which a transform has no program and makes none; the text is the reason."""
+    """A call for which there is no program, and whose code has not run; the text is the reason."""
 
 
 class Attempt(NamedTuple):
@@ -87,33 +87,26 @@ class Attempt(NamedTuple):
 
     Attributes:
         out: what it returned.
-        program: of the call; None if there is none.
         formulas: for the report; empty if nothing was accelerated.
         backends: for the report.
-        alike: the program of calls of other sizes that the program replaces.
         kind: of the call, by which records that came to nothing are noted.
         before: the state of the layer before the call.
+        program: of the call; None if there is none.
+        alike: the program of calls of other sizes that the program replaces.
     """
 
     out: Any
+    formulas: str
+    backends: str
+    kind: Any
+    before: ModuleState
     program: LayerProgram | None = None
-    formulas: str = ""
-    backends: str = ""
     alike: LayerProgram | None = None
-    kind: Any = None
-    before: ModuleState | None = None
-
-
-class _Running(threading.local):
-    seen: _TraceNotes | None = None
-
-
-_running = _Running()
 
 
 def note(formulas: Iterable[Computation], backends: dict[str, None], row_bytes: int) -> bool:
     """Take a note of a propagate call of the layer that is being recorded, if one is."""
-    seen = _running.seen
+    seen = running.seen
     if seen is not None:
         seen.formulas |= dict.fromkeys(formulas)
         seen.backends |= backends
@@ -123,39 +116,44 @@ def note(formulas: Iterable[Computation], backends: dict[str, None], row_bytes: 
 
 def recorded(
     layer: MessagePassing,
-    name: str,
+    name: Any,
     make: Callable[..., Any],
     stock: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     transformed: Programs | None = None,
+    reasons: Callable[[], list[str]] = list,
 ) -> Any:
     """Make a call and record it, if it can be; ``stock`` makes it as PyG does.
 
+    Inside of a checkpoint, which counts what a call saves, the result is that of the next call of
+    the program.
+
     Raises:
-        Refused: if it cannot be, and there are ``transformed`` programs for it; it was not made.
+        Refused: if it cannot be, and is no call of a whole layer as it is; it was not made.
     """
     if get_eval_frame_callback() is not None:
         return make(layer, *args, **kwargs)  # after a break of its graph Dynamo sees what runs here
+    whole, hooked = name == "call" and transformed is None, saved_tensors_are_hooked()
     known = programs_of(layer, name) if transformed is None else transformed
     start = perf_counter()
     outside = running.transformed, forced.on
     if transformed is not None:
         running.transformed, forced.on = {}, True
     try:
-        made = attempt(known, layer, name, make, args, kwargs)
+        with saved_tensors_hooks(_same, _same) if hooked else nullcontext():
+            made = attempt(known, layer, name, make, args, kwargs, reasons, again=not hooked)
     finally:
         running.transformed, forced.on = outside
     if isinstance(made, str):
         known.looked = known.of_class.version
-        if transformed is not None:
+        if not whole:
             raise Refused(made)
         return make(layer, *args, **kwargs)
     program = known.transformed(made.program, made.kind, tensors_in((args, kwargs)))
     if program is None:
         known.looked = known.of_class.version
     if verifies() and made.formulas and transformed is None:
-        assert made.before is not None
         verify(stock, layer, args, kwargs, made.out, made.before)
     if program is not None:
         known.store(program, made.alike)
@@ -163,7 +161,6 @@ def recorded(
         sizes = program.state.sizes
         graph = leaves[sizes.graph]
         if graph.size(1) < sizes.fewest and not program.writes:  # as it is in later calls
-            assert made.before is not None
             made.before.restore()
             sizes.row_few.add(perf_counter() - start)
             before, running.stock = running.stock, True
@@ -172,6 +169,9 @@ def recorded(
             finally:
                 running.stock = before
         known.seen.is_new(graph)  # it is not in the next call
+    if hooked:
+        made.before.restore()
+        raise Refused("" if made.program else known.of_class.reason)
     if program is not None and program is made.program:
         program.state.sizes.row.add(perf_counter() - start)
     elif made.formulas:
@@ -182,10 +182,13 @@ def recorded(
 def attempt(
     known: Programs,
     layer: MessagePassing,
-    name: str,
+    name: Any,
     make: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
+    reasons: Callable[[], list[str]] = list,
+    *,
+    again: bool = True,
 ) -> Attempt | str:
     """Make a call and record it, or return why that is not tried; then the call was not made.
 
@@ -197,18 +200,23 @@ def attempt(
         make: makes the call of the layer.
         args: of the call.
         kwargs: of the call.
+        reasons: why the call is PyG's, which cost most to find out.
+        again: try what came to nothing before.
     """
-    if reason := known.refusal(args, kwargs) or _unrecordable(layer, name, args, kwargs):
-        known.of_class.reason = known.of_class.reason or reason
-        return reason
-    failed = known.of_class.fail
+    failed, now, different = known.of_class.fail, context(), ""
     kind: Any = None
     try:
         signature = Signature(args, kwargs)
-        now = context()
         kind = _structure(layer), signature.key, now
-        if reason := known.of_class.refusal(kind):
+        if reason := known.of_class.refusal(kind, again=again):
             return reason
+    except NotComparable as error:
+        different = str(error)
+    reason = known.refusal(args, kwargs) or _unrecordable(layer, name, args, kwargs)
+    if reason := reason or "; ".join(reasons()) or different:
+        known.of_class.reason = known.of_class.reason or reason
+        return reason
+    try:
         alike = next((p for p in (*held(known, now), *matching(known, now))
                       if p.signature.is_like(signature)), None)  # fmt: skip
         if alike is not None:
@@ -217,24 +225,25 @@ def attempt(
         exact, whole = alike is None and is_users(layer), name == "call" and is_users(layer)
         device = next(v.device for v in (*args, *kwargs.values()) if is_edge_index(v))
         saved = ModuleState(modules_in(layer), device)
-        before, _running.seen = _running.seen, _TraceNotes()
-        seen = _running.seen
+        before, running.seen = running.seen, (seen := _TraceNotes())
         outer, arguments.tensors = arguments.tensors, tuple(tensors_in((args, kwargs)))
         try:
             with record_choices() as backends:
                 out, recorder, guard = record(
-                    layer, _ENTRIES[name], make, args, kwargs, signature, exact=exact, whole=whole
-                )
+                    layer, _ENTRIES[name if isinstance(name, str) else name[0]], make, args,
+                    kwargs, signature, exact=exact, whole=whole
+                )  # fmt: skip
         finally:
-            _running.seen, arguments.tensors = before, outer
+            running.seen, arguments.tensors = before, outer
     except NotComparable as error:
         failed(kind, str(error), again=error.may_change)
-        return Attempt(make(layer, *args, **kwargs))
+        return str(error)
     known.overwrites = recorder.overwrites or (bool(known.programs) and known.overwrites)
-    made = Attempt(out, None, seen.text(), "+".join(seen.backends) or "deferred", before=saved)
+    made = Attempt(out, seen.text(), "+".join(seen.backends) or "deferred", kind, saved)
     reason = recorder.reason
     if not reason and not seen.formulas:
-        reason = "no propagate call that is accelerated"
+        of_layer = "no propagate call that is accelerated"
+        reason = of_layer if name == "call" else "no reduction that could be fused"
     differs = alike is not None and not alike.agrees(recorder.graph, recorder.constants)
     if not reason and differs:
         reason = "what it does depends on sizes"  # which a later call of other sizes may not show
@@ -255,7 +264,11 @@ def attempt(
         failed(kind, "what its code reads changes between calls", again=True)
     if known.drift and alike is not None and alike.signature.dynamic:
         alike = None  # it serves other sizes
-    return made._replace(program=program, alike=alike, kind=kind)
+    return made._replace(program=program, alike=alike)
+
+
+def _same(tensor: Tensor) -> Tensor:
+    return tensor
 
 
 def verifies() -> bool:
@@ -302,28 +315,26 @@ skip_code(recorded.__code__)  # Dynamo begins no graph here
 
 def _unrecordable(
     layer: MessagePassing,
-    name: str,
+    name: Any,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> str:
     """Return why a call is not recorded, by what is known before; empty if it is."""
-    if get_eval_frame_callback() is not None:
-        return "a call that Dynamo runs"
     if missing := cpu_unavailable_reasons():
         return missing[0]  # it compares what programs depend on
     own = [method for method, value in vars(layer).copy().items() if method in _METHODS
            and not is_rendered(value)]  # fmt: skip
     if own:
         return f"{', '.join(own)} set on the instance"
-    if reasons := hook_reasons(layer) or [r for m in modules_in(layer) for r in hooks_in(m)]:
+    hooked = modules_in(layer) if name == "call" else ()
+    if reasons := hook_reasons(layer) or [r for m in hooked for r in hooks_in(m)]:
         return "; ".join(reasons)
-    others = any(not isinstance(mode, torch.device) for mode in modes())
-    if others or torch._C._len_torch_dispatch_stack():
-        return "inside a mode of torch"
-    if saved_tensors_are_hooked():
-        return "saved-tensor hooks are active"
-    if torch_records():
-        return "calls that torch records"
+    if name == "call":
+        others = any(not isinstance(mode, torch.device) for mode in modes(whole=True))
+        if others or torch._C._len_torch_dispatch_stack():
+            return "inside a mode of torch"
+        if saved_tensors_are_hooked():
+            return "saved-tensor hooks are active"
     if not (sys.getprofile() is None or callable(sys.getprofile())):
         return "under a profiler in C, which Python cannot switch on again after a record"
     if reasons := transform_reasons():

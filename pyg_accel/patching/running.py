@@ -7,6 +7,8 @@ from typing import Any
 
 from torch.nn import Module
 
+from pyg_accel.formula import Computation
+
 __all__ = ["Unrecognised", "running"]
 
 
@@ -15,12 +17,11 @@ class Unrecognised(Exception):
 
     Attributes:
         permanent: the same layer will do it again, so there is no need to try.
-        work: what the call does (:class:`.size.Work`) if it is only too small.
     """
 
-    def __init__(self, reason: str, *, permanent: bool = True, work: Any = None) -> None:
+    def __init__(self, reason: str, *, permanent: bool = True) -> None:
         super().__init__(reason)
-        self.permanent, self.work = permanent, work
+        self.permanent = permanent
         if running.traces and running.traces[-1].failure is None:
             running.traces[-1].failure = self
 
@@ -35,12 +36,16 @@ class _Running(threading.local):
         exchange: fetches rows of other processes for the layer that runs; None in one process.
         traces: the calls being traced, innermost last. The stack of function modes does not tell: a
             mode is off while it handles a function.
+        products: those in a layer's call with a sparse matrix; None outside.
+        seen: notes of the calls inside of the one that is being recorded.
         stock: a layer's call is PyG's own for its size, and functions inside run as they were.
     """
 
     transformed: Mapping[Module, Any] = MappingProxyType({})
     static: tuple[Any, ...] = ()
     exchange: Any = None
+    seen: Any = None
+    products: list[Computation] | None = None
     stock = False
 
     def __init__(self) -> None:

@@ -1,9 +1,8 @@
-"""Layers that are given a sparse matrix instead of an edge_index.
+"""Layers that are given a sparse matrix or an EdgeIndex instead of an edge_index.
 
-A layer with a ``message_and_aggregate`` multiplies with the matrix, by PyG's ``spmm`` or
-``torch.sparse.mm``; that product runs on our kernels. Any other layer gets the edges and values of
-the matrix, as PyG itself would take them out of it, and is traced like one that was given an
-edge_index.
+A layer with a ``message_and_aggregate`` multiplies with the matrix, by PyG's ``spmm``; that product
+runs on our kernels. Any other layer gets the edges and values of the matrix, as PyG itself would
+take them out of it, and is recorded like one that was given an edge_index.
 """
 
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch_geometric import EdgeIndex
 from torch_geometric.nn import MessagePassing
 
 from pyg_accel.formula import Computation, parse
@@ -22,82 +22,90 @@ from pyg_accel.graph.matrices import (
     tensor_reasons,
     values_of,
 )
-from pyg_accel.patching.running import Unrecognised
+from pyg_accel.patching import gate
+from pyg_accel.patching.running import Unrecognised, running
 from pyg_accel.patching.sampling import aggregate
-from pyg_accel.patching.watch import Watch
-from pyg_accel.record.recorder import quiet
 
-__all__ = ["SparseTrace", "as_edge_index"]
+__all__ = ["PRODUCT", "multiplied", "spmm", "with_edges"]
+
+PRODUCT = Computation(parse("mul(u0,e1)"), ("sum",))
 
 # PyG's names of reductions.
 _REDUCES = {"sum": "sum", "add": "sum", "mean": "mean", "max": "max", "amax": "max", "min": "min",
             "amin": "min"}  # fmt: skip
 
 
-class SparseTrace(Watch):
-    """One accelerated call of a layer that multiplies: takes the products over."""
+def multiplied(call: gate.Call) -> tuple[Any, list[Computation]]:
+    """Make a call of a layer that multiplies: its result and formulas."""
+    before, running.products = running.products, []
+    try:
+        return call.stock(), running.products
+    finally:
+        running.products = before
 
-    watched = frozenset({torch.sparse.mm.__name__})
-    network_bytes = 0  # of networks on edges, as of other traces
 
-    def see(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Handle a torch function."""
-        out = self.multiply(*args) if func is torch.sparse.mm and not kwargs else None
-        return func(*args, **kwargs) if out is None else out
+def spmm(function: Callable[..., Any], src: Any, other: Any, reduce: str = "sum") -> Any:
+    """Stand in for ``torch_geometric.utils.spmm`` inside a call with a sparse matrix."""
+    products = None if torch.compiler.is_dynamo_compiling() else running.products
+    out = None if products is None else _product(products, src, other, reduce)
+    return function(src, other, reduce) if out is None else out
 
-    def multiply(self, adj: Any, x: Tensor, reduce: str = "sum") -> Tensor | None:
-        """Return the product of a matrix with features; None if that is left to PyG."""
-        reduce = _REDUCES.get(reduce, "")
-        if not reduce or not is_sparse_matrix(adj) or x.layout != torch.strided or x.dim() != 2:
+
+def _product(products: list[Computation], adj: Any, x: Tensor, reduce: str) -> Tensor | None:
+    """Return the product of a matrix with features; None if that is left to PyG."""
+    reduce = _REDUCES.get(reduce, "")
+    if not reduce or not is_sparse_matrix(adj) or x.layout != torch.strided or x.dim() != 2:
+        return None
+    if num_edges(adj) == 0 or (isinstance(adj, Tensor) and tensor_reasons(adj, x.dtype)):
+        return None
+    try:
+        graph, values = graph_of_matrix(adj), values_of(adj)
+    except (IndexError, ValueError):  # no indices of a matrix, of which PyG makes what it can
+        return None
+    if values is not None:
+        if values.dim() != 1:
             return None
-        if num_edges(adj) == 0 or (isinstance(adj, Tensor) and tensor_reasons(adj, x.dtype)):
-            return None
-        with quiet():
-            try:
-                graph, values = graph_of_matrix(adj), values_of(adj)
-            except (IndexError, ValueError) as error:
-                raise Unrecognised(str(error), permanent=False) from error
-            if values is not None:
-                if values.dim() != 1:
-                    return None
-                values = values.to(x.dtype).unsqueeze(-1)  # as torch_sparse does
-            operands = [x] if values is None else [x, values]
-            formula = parse("u0" if values is None else "mul(u0,e1)")
-            (out,), note = aggregate(graph, formula, operands, [reduce])
-        self.formulas.append(Computation(formula, (reduce,), note=note))
-        return out
+        values = values.to(x.dtype).unsqueeze(-1)  # as torch_sparse does
+    operands = [x] if values is None else [x, values]
+    formula = parse("u0" if values is None else "mul(u0,e1)")
+    (out,), note = aggregate(graph, formula, operands, [reduce])
+    products.append(Computation(formula, (reduce,), note=note))
+    return out
 
 
-def as_edge_index(
-    original: Callable[..., Any], module: MessagePassing, adj: Any, kwargs: Any
-) -> tuple[Tensor, dict[str, Any]]:
-    """Return the edge_index and arguments by which a call does what it does for a matrix.
+def with_edges(call: gate.Call) -> gate.Call:
+    """Return a call with a plain edge_index in place of a matrix or an EdgeIndex.
 
-    As in PyG's template, values become the argument that the message asks for, if it was None.
+    As in PyG's template, values of a matrix become the argument that the message asks for, if it
+    was None.
 
     Raises:
-        Unrecognised: if PyG would not take the matrix, or hands it on to the message.
+        Unrecognised: if PyG would not take the graph, or hands it on to the message.
     """
-    inspector = module.inspector
-    names = (
-        inspector.get_param_names("edge_update")
-        if original.__name__ == "edge_updater"
-        else inspector.get_flat_param_names(["message", "aggregate", "update"])
-    )
-    reasons = [f"a message that asks for '{n}'" for n in ("edge_index", "adj_t") if n in names]
-    if isinstance(adj, Tensor):
-        reasons += tensor_reasons(adj) + ["a CSC matrix"] * (adj.layout == torch.sparse_csc)
-    if module.flow != "source_to_target":
+    module, (graph,), given = call.owner, call.args, dict(call.kwargs)
+    assert isinstance(module, MessagePassing)
+    updates = call.original.__name__ == "edge_updater"
+    parts: list[Any] = ["edge_update"] if updates else ["message", "aggregate", "update"]
+    names = module.inspector.get_flat_param_names(parts)
+    matrix = is_sparse_matrix(graph)
+    if not matrix and not isinstance(graph, EdgeIndex):
+        raise Unrecognised(f"a {type(graph).__name__} as edge_index", permanent=False)
+    reasons = [f"a message that asks for '{n}'" for n in names if n in ("edge_index", "adj_t")
+               or (not matrix and n.startswith("edge_index"))]  # fmt: skip
+    name = next((n for n in ("edge_weight", "edge_attr", "edge_type") if n in names), "")
+    if matrix and isinstance(graph, Tensor):
+        reasons += tensor_reasons(graph) + ["a CSC matrix"] * (graph.layout == torch.sparse_csc)
+    if matrix and module.flow != "source_to_target":
         reasons.append("a sparse matrix in the other flow")
-    given = dict(kwargs)
-    name = next((n for n in ("edge_weight", "edge_attr", "edge_type") if n in names), None)
-    if name is not None and name not in given:
+    if matrix and name and name not in given:
         reasons.append(f"a message that asks for '{name}' and is not given one")
     if reasons:
         raise Unrecognised("; ".join(reasons), permanent=False)
-    if name is not None and given[name] is None:
-        values = values_of(adj)
+    if matrix and name and given[name] is None:
+        values = values_of(graph)
         given[name] = None if name == "edge_attr" and values is not None and values.dim() == 1 \
             else values  # fmt: skip
-    given["size"] = (adj.size(1), adj.size(0))
-    return edges_of_matrix(adj), given
+    # PyG ignores a given size.
+    given["size"] = (graph.size(1), graph.size(0)) if matrix else (graph.num_rows, graph.num_cols)
+    plain = edges_of_matrix(graph) if matrix else graph.as_tensor()
+    return call._replace(args=(plain,), kwargs=given)

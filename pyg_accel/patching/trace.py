@@ -1,8 +1,8 @@
 """One accelerated call: what it gathers, and the kernels that its formulas run on."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -34,10 +34,6 @@ class Trace(Tracer):
         "index_select", "__getitem__", "unbind", "view", "reshape", "expand", "expand_as",
         "unsqueeze", "contiguous",
     })  # fmt: skip
-
-    def see(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Find gathers, follow views of edge_index."""
-        return rules.intercept(self, func, args, kwargs)
 
     # -- running formulas ------------------------------------------------------------------------
 

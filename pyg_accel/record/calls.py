@@ -10,12 +10,16 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+from torch.nn import Module
+
 from pyg_accel.record.code import Kind, is_package_file, is_wrapper, kind_of
 from pyg_accel.record.finals import is_pure
 from pyg_accel.record.guard import NotComparable, Reading
+from pyg_accel.runtime.hooks import hooks_in
 
 __all__ = ["Calls"]
 
+_CALL = Module._call_impl.__code__
 # Functions of torch that change its state, or run a function of the user any number of times.
 _SEEDS = ("torch/random.py", "torch/cuda/random.py", "torch/utils/checkpoint.py")
 
@@ -46,6 +50,8 @@ class Calls:
         elif code.co_name == "import_module" and event == "call":
             self._stop("it computes the name of a module")
         elif event == "call":
+            if code is _CALL and (hooks := hooks_in(frame.f_locals["self"])):
+                self._stop("; ".join(hooks), may_change=True)
             if code in self.ran or code in self._own:
                 return
             if is_package_file(code.co_filename):  # it reads layers and aggregations for its rules

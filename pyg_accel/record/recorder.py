@@ -30,6 +30,7 @@ from pyg_accel.record.guard import NotComparable, Reading
 from pyg_accel.record.signature import LEAST
 from pyg_accel.record.sizes import Sizes, asks_for_size, is_fact, rounds
 from pyg_accel.record.split import DERIVED
+from pyg_accel.record.steps import Steps
 from pyg_accel.runtime.cache import memory_of
 
 __all__ = ["Recorder", "copied", "perform", "quiet", "running_recorder"]
@@ -401,7 +402,7 @@ class Recorder(TorchFunctionMode):
 def _is_of_no_layer(value: Any) -> bool:
     """Whether a function has nothing but functions in its closure."""
     if type(value) is not types.FunctionType:
-        return False
+        return type(value) is Steps
     return all(_is_of_no_layer(cell.cell_contents) for cell in value.__closure__ or ())
 
 

@@ -168,8 +168,8 @@ class Sizes:
         for value in _leaves([args, kwargs]):
             if isinstance(value, Graph):
                 all_varying = {s for dims in self._varying.values() for s in dims.values()}
-                varying |= {value.num_edges} & all_varying
                 fixed |= {value.num_rows, value.num_cols}
+                varying |= {value.num_edges, value.num_rows, value.num_cols} & all_varying
             elif isinstance(value, Tensor):
                 dims_of_value = self._of(value)
                 for dim, size in enumerate(_shape(value)):

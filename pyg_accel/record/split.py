@@ -10,11 +10,12 @@ from typing import NamedTuple
 from torch import fx
 
 from pyg_accel.ops.csr import graph_of, idle_rows_of
+from pyg_accel.ops.relations import graph_of_pairs, pairs_of
 
 __all__ = ["DERIVED", "STORED", "Parts", "derives_anew", "split"]
 
 DERIVED = "derived"  # key of the metadata of nodes
-STORED = (graph_of, idle_rows_of)  # functions that store what they return
+STORED = (graph_of, idle_rows_of, pairs_of, graph_of_pairs)  # functions that store what they return
 
 
 class Parts(NamedTuple):

@@ -22,13 +22,13 @@ from torch.nn import Module, Parameter, ParameterDict, ParameterList
 from pyg_accel.record.code import Kind, is_library, is_library_file, kind_of, module_of, names_of
 from pyg_accel.record.finals import BUILTIN_FUNCTIONS, BUILTIN_TYPES, final, is_pure
 from pyg_accel.record.notes import Notes
+from pyg_accel.runtime.hooks import HOOKS
 from pyg_accel.runtime.module_state import PROGRAMS
 
 __all__ = ["ORIGINAL", "NotComparable", "Walk"]
 
 ORIGINAL = "__original_fn"  # attribute of a function that a hook stands in for
 _ALL = ("_parameters", "_buffers", "_modules")  # of modules: torch's code reads every item
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _CALLED = ("forward", "__call__", "_call_impl")  # by torch
 # Types as annotations write them, but for Annotated, which holds any object.
 _ALIASES = (
@@ -200,10 +200,10 @@ class Walk(Notes):
             raise NotComparable(f"{cls.__name__} has a '__getattr__' of its own")
         self.key.append(cls)
         attributes = vars(value)
-        for table in _HOOKS:
-            if attributes.get(table):
-                raise NotComparable(f"hooks of {cls.__name__}", may_change=True)
-            self.lists[id(attributes[table])] = attributes[table], []
+        for table in HOOKS:  # of a module that is not called, or a recording ends there
+            hooks = attributes[table]
+            self.key.append(len(hooks))
+            self.tables[id(hooks)] = hooks, dict(hooks)
         self._attributes(cls.__name__, value, every=issubclass(cls, (ParameterList, ParameterDict)))
         for table in _ALL:
             self._items(cls.__name__, attributes[table])
@@ -229,11 +229,11 @@ class Walk(Notes):
 
         def follow(part: str) -> None:
             noted[part] = item = attributes[part]
-            if part not in _ALL and part not in _HOOKS:
+            if part not in _ALL and part not in HOOKS:
                 self.key.append(part)
                 self.follow(f"{name}.{part}", item)
 
-        names = {*self.of_modules, *_ALL, *_HOOKS} if is_module else self.names
+        names = {*self.of_modules, *_ALL, *HOOKS} if is_module else self.names
         for part in [*attributes]:
             if every or part in names:
                 follow(part)

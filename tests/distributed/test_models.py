@@ -11,6 +11,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GAT, GCN, GIN, GraphSAGE
 
 import pyg_accel
+from benchmarks.layers.modes import traces
 from pyg_accel.runtime import report as call_report
 from pyg_accel.settings import settings
 
@@ -168,6 +169,28 @@ def at_defaults(device: torch.device, model: str, uneven: bool) -> bool:
 @pytest.mark.parametrize("model", ["GCN", "GAT", "SAGE"])
 def test_at_default_settings_calls_of_all_ranks_are_accelerated(two, model):
     assert two(at_defaults, model=model, uneven=False) == [True, True]
+
+
+def traced(device: torch.device, model: str) -> list[int]:
+    """How many messages each of some steps traces, none of which is PyG's."""
+    torch.manual_seed(1)
+    counts = []
+    with pyg_accel.patched():
+        spread, share = pyg_accel.distribute(MODELS[model]().double().to(device), graph())
+        for _ in range(4):
+            with traces() as entered:
+                loss_of(spread(share.x, share.edge_index), share).backward()
+            counts.append(len(entered))
+        pyg_accel.reset_report()
+        spread(share.x, share.edge_index)
+    assert all(row.formula for row in call_report.report().rows)
+    return counts
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_calls_of_all_ranks_are_recorded(two, model):
+    for counts in two(traced, model=model):
+        assert counts[2:] == [0, 0]
 
 
 @pytest.mark.parametrize("model", ["GCN", "GAT"])

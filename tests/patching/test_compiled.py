@@ -385,7 +385,7 @@ def test_default_settings_give_the_results_of_stock_at_any_size(name, sizes, who
     else:
         assert any(row.formula for row in report_of())
     if name == "deep" and not whole:  # Dynamo gives some of its layers up, as those of stock PyG
-        assert reasons <= expected_reasons
+        assert reasons <= expected_reasons | {"Dynamo runs the call"}
     else:
         assert reasons == expected_reasons
 

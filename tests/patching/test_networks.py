@@ -11,8 +11,11 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from torch_geometric.nn import MLP, MessagePassing
 from torch_geometric.nn import conv as pyg
+from torch_geometric.nn.aggr import MaxAggregation
 
 import pyg_accel
+from benchmarks.layers.modes import traces
+from pyg_accel.ops import blocked
 from pyg_accel.patching import networks
 from pyg_accel.patching.rules import concatenation
 from pyg_accel.settings import settings
@@ -89,7 +92,7 @@ class NormalisedProduct(pyg.MessagePassing):
 def blocks(monkeypatch) -> None:
     """Accelerate graphs of any size, in blocks of few edges; edge features wait for them too."""
     settings.always = True
-    monkeypatch.setattr(networks, "edges_of_a_block", lambda *_: 32)
+    monkeypatch.setattr(blocked, "edges_of_a_block", lambda *_: 32)
     monkeypatch.setattr(concatenation, "FEWEST_BYTES", 0)
 
 
@@ -100,20 +103,20 @@ def pieces(request, blocks, monkeypatch) -> None:
         monkeypatch.setattr(networks, "fits_whole", lambda *_: True)
 
 
-def world(*names: str) -> tuple[Any, ...]:
+def world(*names: str, nodes: int = N, edges: int = E) -> tuple[Any, ...]:
     """A graph with a hub, duplicates and idle nodes, and what layers take beside it."""
-    edge_index = torch.randint(0, N - 4, (2, E))
+    edge_index = torch.randint(0, nodes - 4, (2, edges))
     edge_index[1, :70] = 3
     edge_index[:, 70:80] = edge_index[:, 80:90]
     made = {
-        "x": torch.randn(N, 18, dtype=torch.double, requires_grad=True),
-        "pos": torch.randn(N, 3, dtype=torch.double, requires_grad=True),
-        "normal": torch.randn(N, 3, dtype=torch.double, requires_grad=True),
-        "e": torch.randn(E, 5, dtype=torch.double, requires_grad=True),
+        "x": torch.randn(nodes, 18, dtype=torch.double, requires_grad=True),
+        "pos": torch.randn(nodes, 3, dtype=torch.double, requires_grad=True),
+        "normal": torch.randn(nodes, 3, dtype=torch.double, requires_grad=True),
+        "e": torch.randn(edges, 5, dtype=torch.double, requires_grad=True),
         "edges": edge_index,
     }
     if "history" in names:
-        made["history"] = torch.randn(N, 3, 18, dtype=torch.double, requires_grad=True)
+        made["history"] = torch.randn(nodes, 3, 18, dtype=torch.double, requires_grad=True)
     return tuple(made[name] for name in names)
 
 
@@ -187,6 +190,112 @@ def test_outputs_and_gradients_equal_stock(name, same_as_stock, report_of):
     make, names = LAYERS[name]
     same_as_stock(make().double(), *world(*names))
     assert any("network" in row.formula or "outer" in row.formula for row in report_of())
+
+
+class Sloped(Mine):
+    """Reads numbers of the layer and of the module, and a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__(mlp(41, 20, 24))
+        self.slope = 0.1
+        self.register_buffer("shift", torch.randn(24))
+
+    def message(self, x_i: Tensor, x_j: Tensor, e: Tensor) -> Tensor:
+        out = nn.functional.leaky_relu(super().message(x_i, x_j, e), self.slope)
+        return nn.functional.layer_norm(out, (24,), None, self.shift.to(out.dtype), EPSILON)
+
+
+EPSILON = 1e-5
+
+
+def scale_parameters(layer: nn.Module) -> None:
+    with torch.no_grad():
+        for p in layer.parameters():
+            p.mul_(1.5)
+
+
+def replace_a_weight(layer: nn.Module) -> None:
+    part = next(m for m in layer.modules() if isinstance(m, nn.Linear))
+    part.weight = nn.Parameter(part.weight.detach() * 2)
+
+
+def turn_a_network_off(layer: nn.Module) -> None:
+    for module in layer.modules():
+        for name, part in module._modules.items():
+            if isinstance(part, nn.ReLU):
+                module._modules[name] = nn.Identity()
+
+
+CHANGES: dict[str, Callable[[Any], Any]] = {
+    "parameters": scale_parameters,
+    "a weight": replace_a_weight,
+    "an activation": turn_a_network_off,
+    "a number": lambda layer: setattr(layer, "slope", 0.7),
+    "a buffer": lambda layer: layer.register_buffer("shift", torch.ones(24)),
+    "a buffer in place": lambda layer: layer.shift.mul_(3),
+    "a global": lambda layer: globals().__setitem__("EPSILON", EPSILON * 1e4),
+    "no gradients": lambda layer: layer.requires_grad_(False),
+    "another reduction": lambda layer: setattr(layer, "aggr_module", MaxAggregation()),
+}  # fmt: skip
+
+
+@pytest.mark.usefixtures("pieces")
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_a_network_reads_may_change_between_warm_calls(change, monkeypatch, same_as_stock):
+    monkeypatch.setitem(globals(), "EPSILON", 1e-5)
+    layer, args = Sloped().double(), world(*X_E)
+    with pyg_accel.patched():
+        for _ in range(3):
+            before = layer(*args)
+        with traces() as entered:
+            layer(*args)
+        assert not entered
+        CHANGES[change](layer)
+        same_as_stock(layer, *args)
+        with traces() as entered:
+            assert not torch.equal(layer(*args), before) or change == "no gradients"
+        assert not entered
+
+
+@pytest.mark.one_of(3)
+@pytest.mark.usefixtures("pieces")
+@pytest.mark.parametrize("train", [True, False], ids=["training", "inference"])
+@pytest.mark.parametrize("name", LAYERS)
+def test_programs_serve_graphs_of_other_sizes(name, train):
+    make, names = LAYERS[name]
+    layer = make().double()
+    stock = copy.deepcopy(layer)
+    sizes = (40, 300), (40, 300), (60, 300), (60, 500), (45, 501), (90, 333), (40, 900)
+    for nodes, edges in sizes:
+        args = world(*names, nodes=nodes, edges=edges)
+        with pyg_accel.patched(), torch.set_grad_enabled(train), traces() as entered:
+            out = layer(*args)
+        with torch.set_grad_enabled(train):
+            right = stock(*args)
+        torch.testing.assert_close(out, right)
+        if train:
+            leaves = [t for t in (*args, *layer.parameters()) if t.requires_grad]
+            others = [t for t in (*args, *stock.parameters()) if t.requires_grad]
+            for mine, true in zip(torch.autograd.grad(out.sin().sum(), leaves, allow_unused=True),
+                                  torch.autograd.grad(right.sin().sum(), others, allow_unused=True),
+                                  strict=True):  # fmt: skip
+                torch.testing.assert_close(mine, true)
+        assert not entered or edges < 900
+
+
+@pytest.mark.usefixtures("pieces")
+def test_layers_of_a_class_share_a_program_if_their_numbers_are_equal(same_as_stock):
+    one, other, third = (Sloped().double() for _ in range(3))
+    third.slope = 0.7
+    args = world(*X_E)
+    with pyg_accel.patched():
+        for _ in range(3):
+            one(*args)
+        with traces() as entered:
+            other(*args)
+        assert not entered
+        same_as_stock(other, *args)
+        same_as_stock(third, *args)
 
 
 @pytest.mark.each

