@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pyg_accel.runtime.large_pages import ask_for_large_pages
 
 if TYPE_CHECKING:
-    from pyg_accel import distributed, layers, ops, transforms
+    from pyg_accel import distributed, layers, ops
     from pyg_accel.backends import register_backend, use_backend
     from pyg_accel.cuda_graphs import graphed, graphed_step
     from pyg_accel.distributed import distribute
@@ -38,7 +38,7 @@ __version__ = "0.2.0"
 
 ask_for_large_pages()
 
-_ROOMS = {"backends", "distributed", "errors", "layers", "ops", "rewrite", "testing", "transforms"}
+_ROOMS = {"backends", "distributed", "errors", "layers", "ops", "rewrite", "testing"}
 _EXPORTS = {
     "backends": ("register_backend", "use_backend"),
     "cuda_graphs": ("graphed", "graphed_step"),
@@ -82,7 +82,6 @@ __all__ = [
     "sampled",
     "sampling_rates",
     "to_maxk",
-    "transforms",
     "unpatch",
     "use_backend",
 ]

@@ -1,4 +1,4 @@
-"""``python -m pyg_accel doctor | run | explain | bench | profile | tune``."""
+"""``python -m pyg_accel doctor | run | explain | profile | tune``."""
 
 import argparse
 import platform
@@ -7,7 +7,6 @@ import runpy
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from importlib import import_module
 from importlib.metadata import packages_distributions, version
 from importlib.util import find_spec
 from io import StringIO
@@ -33,15 +32,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     run.add_argument("-m", dest="module", action="store_true", help="the name of a module follows")
     run.add_argument("script", help="path of a Python script; with -m, the name of a module")
     run.add_argument("args", nargs=argparse.REMAINDER, help="arguments of the script")
-    bench = commands.add_parser("bench", help="measure against other libraries (in a checkout)")
-    bench.add_argument("--suite", choices=("kernels", "epochs", "batches"), default="kernels")
-    bench.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     explain = commands.add_parser("explain", help="what optimize() would do to a script's model")
     explain.add_argument("model", metavar="SCRIPT:MODEL", help="a script and the name of its model")
     names = "what the script calls the arguments, e.g. data.x,data.edge_index"
     explain.add_argument("--inputs", default="x,edge_index", metavar="NAMES", help=names)
     explain.add_argument("--train", action="store_true", help="forward and backward are to be fast")
-    explain.add_argument("--format", choices=("text", "md", "svg"), default="text")
+    explain.add_argument("--format", choices=("text", "md", "dot"), default="text")
     profile = commands.add_parser("profile", help="learn what kernels cost on this machine")
     profile.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     profile.add_argument("--out", type=Path, default=Path("cost_models"), help="folder to write")
@@ -49,11 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     tune = commands.add_parser("tune", help="measure call costs and launches on this machine")
     tune.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")
     tune.add_argument("--out", type=Path, help="file to write; default: the one that is used")
-    given, rest = parser.parse_known_args(argv)
-    if given.command == "bench":
-        return run_bench(given.device, given.suite, rest)
-    if rest:
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    given = parser.parse_args(argv)
     if given.command == "explain":
         return explain_model(given.model, given.inputs, train=given.train, format=given.format)
     if given.command == "profile":
@@ -218,20 +210,6 @@ def _value_of(values: dict[str, Any], path: str, script: str) -> Any:
             raise ValueError(f"'{path}': a {type(value).__name__} has no '{part}'")
         value = getattr(value, part)
     return value
-
-
-def run_bench(device: str, suite: str, args: Sequence[str]) -> int:
-    """Run a suite in the ``benchmarks`` folder of a checkout, and pass it other arguments."""
-    name = f"benchmarks.{suite}.{'gpu' if device == 'cuda' else 'cpu'}"
-    name = name.replace("batches.gpu", "epochs.batches")
-    if find_spec("benchmarks") is None:
-        return _fail("bench", "run it in a checkout of pyg_accel")
-    if name == "benchmarks.batches.cpu":
-        return _fail("bench", f"no suite '{suite}' for {device}")
-    if why := _lacking(device, "matplotlib", "pandas", "psutil", "scipy", "tqdm"):
-        return _fail("bench", why)
-    import_module(name).main(args)
-    return 0
 
 
 def _lacking(device: str, *modules: str) -> str:

@@ -26,7 +26,7 @@ NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tok
 # Lines of code, as `code_lines` counts them: ceilings, to be lowered with every change that needs
 # fewer. One that needs more has to let something else go: no commit may raise them. The room that
 # stands in for pyg-lib is counted apart.
-MOST_CODE_LINES = 36582
+MOST_CODE_LINES = 36565
 MOST_PYG_LIB_LINES = 2500
 
 # Imports run from later floors to earlier ones. Rooms of one floor may not import each other.
@@ -36,7 +36,7 @@ FLOORS = [
     {"graph", "costs"},
     {"backends"},
     {"ops", "testing"},
-    {"record", "loader", "reordering", "transforms"},
+    {"record", "loader", "reordering"},
     {"pyg_lib"},
     {"patching"},
     {"layers"},
@@ -335,7 +335,7 @@ def test_no_public_verb_shares_its_name_with_a_module_of_the_package():
         p.name for p in PACKAGE.iterdir() if p.is_dir()
     }
     assert modules & set(pyg_accel.__all__) <= {
-        "distributed", "layers", "ops", "settings", "transforms"
+        "distributed", "layers", "ops", "settings"
     }  # fmt: skip
 
 

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 import pyg_accel
 from pyg_accel import __main__ as program
@@ -164,22 +163,6 @@ def test_run_leaves_the_status_of_a_script_alone(folder):
     with pytest.raises(SystemExit) as ended:
         program.main(["run", "ending.py"])
     assert ended.value.code == 7
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-@pytest.mark.parametrize("suite", ["kernels", "epochs", "batches"])
-def test_benchmarks_of_a_gpu_that_is_not_there_are_refused(suite, capsys, monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT))
-    assert program.main(["bench", "--device", "cuda", "--suite", suite]) == 2
-    assert capsys.readouterr().err == "python -m pyg_accel bench: there is no CUDA device\n"
-
-
-def test_benchmarks_name_the_packages_that_they_need(capsys, monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT))
-    found = program.find_spec
-    monkeypatch.setattr(program, "find_spec", lambda n: None if n == "psutil" else found(n))
-    assert program.main(["bench"]) == 2
-    assert "it needs psutil: pip install psutil" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

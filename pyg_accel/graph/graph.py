@@ -1,6 +1,5 @@
 """The graph as kernels read it: CSR by target node, its transpose, the way back to edges."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -295,22 +294,6 @@ class Graph:
         graph._target, graph._loops = target, loops
         graph._edges = EdgeList(edge_index)
         graph._captured = is_captured(edge_index)
-        return graph
-
-    def arrays(self) -> list[Tensor | None]:
-        """Return all arrays, those of the transpose too, in the order of :meth:`of_arrays`."""
-        turned = self._transposed or (None, None, None)
-        return [self.rowptr, self.col, self.perm, *turned, self._transposed_edges]
-
-    @classmethod
-    def of_arrays(cls, arrays: Sequence[Tensor | None], num_cols: int) -> "Graph":
-        """Hold what :meth:`arrays` of a graph that was built from an edge list returned."""
-        rowptr, col, perm, colptr, row, turned, edges = arrays
-        assert rowptr is not None and col is not None
-        graph = cls.trusted(rowptr, col, perm, num_cols, sorted=True)
-        if colptr is not None and row is not None and turned is not None:
-            graph._transposed = colptr, row, turned
-        graph._transposed_edges = edges
         return graph
 
     @property

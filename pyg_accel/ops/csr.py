@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from pyg_accel.graph import CSR, Graph
-from pyg_accel.graph.derived import derived, keep
+from pyg_accel.graph.derived import derived
 from pyg_accel.machine import is_captured
 from pyg_accel.ops.operator import define
 
-__all__ = ["CompiledGraph", "IdleRows", "graph_of", "idle_rows_of", "keep_graph"]
+__all__ = ["CompiledGraph", "IdleRows", "graph_of", "idle_rows_of"]
 
 _ARGS = "Tensor edge_index, SymInt num_rows, SymInt num_cols, int target"
 
@@ -64,12 +64,6 @@ def idle_rows_of(edge_index: Tensor, row: int, nodes: int) -> IdleRows:
         return IdleRows(edge_index, row, nodes)
     key = "idle rows", row, nodes
     return derived((edge_index,), key, lambda: IdleRows(edge_index, row, nodes))
-
-
-def keep_graph(edge_index: Tensor, target: int, graph: Graph) -> None:
-    """Let :func:`graph_of` find a graph; it does not keep the edge list alive any more."""
-    graph.release_edges()
-    keep((edge_index,), ("graph", target, graph.num_rows, graph.num_cols, None), graph)
 
 
 class CompiledGraph(Graph):

@@ -1,4 +1,4 @@
-"""Plans for people: as text, Markdown or a drawing."""
+"""Plans for people: as text, Markdown or a graph to draw."""
 
 import sys
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from typing import Any, TextIO
 
 import torch
 
-from pyg_accel.rewrite.drawing import as_svg
+from pyg_accel.rewrite.drawing import as_dot
 from pyg_accel.rewrite.plans import HEAD, ModelPlan, facts, legend, plan, row, title
 
 __all__ = ["FORMATS", "as_markdown", "explain"]
@@ -28,8 +28,8 @@ def explain(
         model: as for :func:`~pyg_accel.optimize`; or what that returned.
         example_inputs: arguments of a call.
         train: optimize the forward and backward pass together.
-        format: ``"text"``, ``"md"``, or ``"svg"``, a drawing of the best trees; by default the
-            suffix of the file, or text.
+        format: ``"text"``, ``"md"``, or ``"dot"``, the best trees for Graphviz to draw; by default
+            the suffix of the file, or text.
         file: where to print, or the name of a file to write; standard output by default.
         options: the other arguments of ``optimize``; ``price_all`` is True by default here.
 
@@ -69,4 +69,4 @@ def as_markdown(model_plan: ModelPlan) -> str:
     return "\n".join(lines)
 
 
-FORMATS: dict[str, Callable[[ModelPlan], str]] = {"text": str, "md": as_markdown, "svg": as_svg}
+FORMATS: dict[str, Callable[[ModelPlan], str]] = {"text": str, "md": as_markdown, "dot": as_dot}

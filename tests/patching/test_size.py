@@ -6,7 +6,6 @@ import json
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
-from torch_geometric.data import Data
 from torch_geometric.nn import (
     EdgeConv,
     GATConv,
@@ -29,7 +28,6 @@ from pyg_accel.graph.memo import _Remembered
 from pyg_accel.patching.reasons import row_bytes
 from pyg_accel.patching.running import running
 from pyg_accel.settings import settings
-from pyg_accel.transforms import BuildCSR
 
 E, F = 100, 10
 DEAR = {"launch_us": 1e6, "gigabytes": 1.0, "edge_ns": 1.0}  # every call is too small
@@ -181,16 +179,6 @@ def test_layers_tell_by_themselves_whether_a_graph_is_new(numbers):
                 layer(x, graph())
         edges = graph()
         assert all("a new graph" in outcomes(layer, (x, edges))[0] for layer in (first, second))
-
-
-def test_a_graph_that_was_built_ahead_is_never_new(numbers):
-    numbers(NEW)
-    layer, x = SAGEConv(F, F), torch.randn(20, F)
-    with pyg_accel.patched(), torch.no_grad():
-        for _ in range(2):
-            layer(x, graph())
-        data = BuildCSR()(Data(x=x, edge_index=graph()))
-        assert outcomes(layer, (x, data.edge_index)) == ["mean_j u0"]
 
 
 def test_of_a_new_graph_that_is_left_to_pyg_nothing_is_remembered(numbers):

@@ -1,9 +1,8 @@
 """Plans as data, as text, Markdown and drawings."""
 
 import io
+import re
 import sys
-import xml.etree.ElementTree as ElementTree
-from itertools import pairwise
 
 import pytest
 import torch
@@ -153,13 +152,13 @@ def test_markdown_has_a_table_a_layer():
     assert {row.count("|") for row in rows} == {5}
 
 
-def test_the_drawing_is_well_formed_and_shows_the_trees():
+def test_the_graph_to_draw_has_the_trees():
     out = io.StringIO()
-    pyg_accel.explain(Net(), *inputs(), format="svg", file=out)
-    root = ElementTree.fromstring(out.getvalue())
-    texts = [e.text for e in root.iter("{http://www.w3.org/2000/svg}text")]
-    assert texts.count("gemm") >= 4
-    assert any(t.startswith("chosen") for t in texts)
+    pyg_accel.explain(Net(), *inputs(), format="dot", file=out)
+    labels = re.findall(r'^n\d+ \[label="(.*)"\];$', out.getvalue(), re.MULTILINE)
+    assert labels.count("gemm") >= 4
+    assert 'label="chosen' in out.getvalue()
+    assert out.getvalue().count("{") == out.getvalue().count("}")
 
 
 def test_text_explains_its_symbols_within_a_hundred_columns():
@@ -187,22 +186,19 @@ def test_repeated_nodes_are_drawn_once():
     out = io.StringIO()
     conv = nn.GATConv(12, 4)
     pyg_accel.explain(
-        conv, *inputs(), format="svg", file=out, choose="(concat((softmax(A, (X·W))·(X·W))) + b)"
+        conv, *inputs(), format="dot", file=out, choose="(concat((softmax(A, (X·W))·(X·W))) + b)"
     )
-    root = ElementTree.fromstring(out.getvalue())
-    texts = [e.text for e in root.iter("{http://www.w3.org/2000/svg}text")]
-    assert "the layer: GATConv = concat(softmax(A, X W) X W) + b" in texts
-    reuse = texts[: texts.index(next(t for t in texts if "recompute" in t))]
-    assert (reuse.count("gemm"), reuse.count("(gemm)")) == (1, 1)
+    text = out.getvalue().encode().decode("unicode_escape")
+    assert "the layer: GATConv = concat(softmax(A, X W) X W) + b" in text
+    reuse = text[text.index('label="chosen') : text.index("recompute")]
+    (gemm,) = re.findall(r'n(\d+) \[label="gemm"\]', reuse)
+    assert len(re.findall(rf"n\d+ -> n{gemm};", reuse)) == 2
 
 
-def test_the_drawing_of_many_trees_is_legible_and_says_how_many_more_there_are(tmp_path):
-    path = tmp_path / "trees.svg"
+def test_the_graph_of_many_trees_says_how_many_more_there_are(tmp_path):
+    path = tmp_path / "trees.dot"
     found = pyg_accel.explain(nn.TAGConv(12, 4, K=3), *inputs(), cost=Flops(), file=str(path))
-    root = ElementTree.fromstring(path.read_text())
-    assert int(root.get("width")) <= 1700
-    texts = [e.text for e in root.iter("{http://www.w3.org/2000/svg}text")]
-    assert any(f"and {len(found.layers[0].trees) - 4} more" in text for text in texts)
+    assert f"and {len(found.layers[0].trees) - 4} more" in path.read_text()
 
 
 @pytest.mark.parametrize(
@@ -222,27 +218,9 @@ def test_compositions_have_the_names_of_the_paper(conv, chosen, name):
     assert f"{name}; chosen by forced".removeprefix("; ") in " ".join(plans.row(layer.trees[0]))
 
 
-def test_no_names_of_a_drawing_touch():
-    out = io.StringIO()
-    conv = nn.GATConv(12, 4, heads=2, concat=False)
-    pyg_accel.explain(conv, *inputs(), format="svg", train=True, cost=Flops(), file=out)
-    root = ElementTree.fromstring(out.getvalue())
-    lines: dict[int, list[tuple[float, float]]] = {}
-    for e in root.iter("{http://www.w3.org/2000/svg}text"):
-        if e.get("text-anchor") == "middle":
-            half = 7.3 * len(e.text) / 2  # of a monospaced font of 12 pixels
-            x = int(e.get("x"))
-            lines.setdefault(int(e.get("y")), []).append((x - half, x + half))
-    assert len(lines) > 4
-    for spans in lines.values():
-        spans.sort()
-        assert all(a[1] < b[0] for a, b in pairwise(spans))
-        assert spans[0][0] > 0 and spans[-1][1] < int(root.get("width"))
-
-
 @pytest.mark.parametrize("format", ["pdf", ["text"]], ids=str)
 def test_an_unknown_format_is_refused(format):
-    with pytest.raises(ValueError, match=r"expected 'format'.*text, md, svg"):
+    with pytest.raises(ValueError, match=r"expected 'format'.*text, md, dot"):
         pyg_accel.explain(Net(), *inputs(), format=format)
 
 
