@@ -158,7 +158,6 @@ class Tracer(TorchFunctionMode):
         copies: what the message reads may be changed in place before its gradient is computed.
         network_bytes: bytes of a row of the widest network on edges.
         linear_bytes: the same of linear layers of both ends, which run on the nodes.
-        refuse_small: raises Unrecognised where the call is too small for a computation.
     """
 
     rules: ClassVar[ModuleType]  # pyg_accel.patching.rules
@@ -188,7 +187,6 @@ class Tracer(TorchFunctionMode):
         self.size: Sequence[int | None] | None = None
         self.writes_weights = self.copies = False
         self.network_bytes = self.linear_bytes = 0
-        self.refuse_small: Callable[[Computation], None] = lambda computed: None
 
     @cached_property
     def networks(self) -> fx.Graph:

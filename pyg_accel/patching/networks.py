@@ -107,7 +107,6 @@ def is_written_whole(lazy: LazyTensor) -> bool:
     if reasons_against(trace) or not fits_whole(size, trace.device):
         return False
     trace.network_bytes = max(trace.network_bytes, width * lazy.dtype.itemsize)
-    trace.refuse_small(Computation(operator=NETWORK))
     return True
 
 
@@ -289,7 +288,6 @@ def _run(
     whole = product is None and fits_whole(size * trace.num_edges, trace.device)
     if computed is not None:
         computed = replace(computed, in_blocks=not whole)
-        trace.refuse_small(computed)  # before kernels are compiled for it
         trace.formulas.append(computed)
 
     with quiet():

@@ -128,7 +128,7 @@ def _entered(call: gate.Call, forward: CodeType | None, *, alone: bool = False) 
     """Make a call that is recorded, alone or as a part of the ``forward`` that clears weights."""
     assert isinstance(call.owner, MessagePassing)
     width = row_bytes(call.kwargs, call.owner.node_dim)
-    ours = partial(_attempt, forward=forward, alone=alone, width=width)
+    ours = partial(_attempt, forward=forward, alone=alone)
     return gate.enter(call, (), ours, device_of(call.args[0]), traced=True, row_bytes=width)
 
 
@@ -152,7 +152,7 @@ def _reasons(call: gate.Call) -> list[str]:
 
 
 def _attempt(
-    call: gate.Call, *, forward: CodeType | None, alone: bool, width: int
+    call: gate.Call, *, forward: CodeType | None, alone: bool
 ) -> tuple[Any, list[Computation]]:
     """Make a call with lazy messages; its result and formulas."""
     original, self, (edge_index,), kwargs = call
@@ -165,7 +165,6 @@ def _attempt(
     trace.writes_weights = leave and (alone or forward is None)
     if makes_matrices(getattr(self.message, "__code__", None)):
         trace.watched |= {"linear"}
-    trace.refuse_small = partial(_refuse_small, self, trace, width)
     trace.given = lambda: [
         *tensors_in((edge_index, kwargs)), *tensors_of(self), *tensors_outside(self)
     ]  # fmt: skip
@@ -187,12 +186,6 @@ def _attempt(
         raise
     recording.note((), {}, trace.network_bytes)
     return out, trace.formulas
-
-
-def _refuse_small(layer: MessagePassing, trace: Trace, width: int, computed: Computation) -> None:
-    work = work_of([computed], row_bytes=trace.network_bytes)
-    if reasons := gate.too_small(layer, trace.edge_index, trace.num_edges, work, width):
-        raise Unrecognised("; ".join(reasons), permanent=False)
 
 
 def bypassed(original: Callable[..., Any], self: MessagePassing, *args: Any, **kwargs: Any) -> Any:
