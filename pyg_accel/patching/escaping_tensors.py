@@ -45,12 +45,16 @@ def returns_none(module: MessagePassing) -> CodeType | None:
 @lru_cache(maxsize=256)
 def _cleared(code: CodeType) -> frozenset[str]:
     """Return the attributes of its layer that a ``forward`` sets to None."""
-    steps = [(step.opname.partition("_")[0], step.argval) for step in dis.get_instructions(code)]
-    clears = [("LOAD", None), ("LOAD", code.co_varnames[0])]
+    found = [*dis.get_instructions(code)]
+    steps = [(step.opname.partition("_")[0], step.argval) for step in found]
+    clears, asserts = [("LOAD", None), ("LOAD", code.co_varnames[0])], "LOAD_ASSERTION_ERROR"
+    read = {name: i for i, (kind, name) in reversed([*enumerate(steps)]) if kind == "LOAD"}
     return frozenset(
         name
         for i, (kind, name) in enumerate(steps)
-        if kind == "STORE" and steps[i - 2 : i] == clears
+        if kind == "STORE"
+        and steps[i - 2 : i] == clears  # and it may be None before that
+        and not any(step.opname == asserts for step in found[read.get(name, i) : i])
     )
 
 

@@ -29,10 +29,7 @@ from pyg_accel.ops.plan import arguments
 from pyg_accel.patching.context import context, modes
 from pyg_accel.patching.overrides import is_rendered
 from pyg_accel.patching.programs import Programs, Sizes, is_users, matching, programs_of
-from pyg_accel.patching.reasons import (
-    forced,
-    transform_reasons,
-)
+from pyg_accel.patching.reasons import forced, transform_reasons
 from pyg_accel.patching.running import running
 from pyg_accel.patching.sampling import in_force
 from pyg_accel.patching.verification import verify
@@ -207,7 +204,8 @@ def attempt(
     kind: Any = None
     try:
         signature = Signature(args, kwargs)
-        kind = _structure(layer), signature.key, now
+        like = frozenset(map(type, modes()))  # each call may have modes of its own
+        kind = _structure(layer), signature.key, like, now[:4], now[6:]
         if reason := known.of_class.refusal(kind, again=again):
             return reason
     except NotComparable as error:

@@ -161,7 +161,7 @@ RUNS = {
     ("gin", "csc"): {"sum_j mul(u0,e1)"},
     ("gat", "SparseTensor"): {
         "softmax_j(leaky_relu(add(u0,v1),0.2))",
-        "sum_j mul(softmax_j(leaky_relu(add(u0,v1),0.2)),u2)",
+        "sum_j mul(e0,u1)",
     },
     ("gatv2", "csr"): {
         "softmax_j(sum(mul(leaky_relu(add(v0,u1),0.2),v2)))",

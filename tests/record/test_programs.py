@@ -1014,7 +1014,7 @@ TABLE: dict[str, tuple[Callable[[], nn.Module], list[Step], str]] = {
          lambda s: s.eval()(X, EDGES), lambda s: s.train()(X, EDGES), setting("dropout", 0.0), run,
          setting("dropout", 1), setting("dropout", 1.0)], "tp.*") for name in ATTENTION},
     **{f"returned weights of {name}": (
-        LAYERS[name][0], [returned, returned, run, returned], ".*p.*") for name in ATTENTION},
+        LAYERS[name][0], [returned, returned, run, returned], ".*p.*|t+") for name in ATTENTION},
     **{f"settings of {name}": (
         LAYERS[name][0],
         [run, run, *(under(set_to(*to), times=1) for to in (("verify", True),
@@ -1215,7 +1215,7 @@ TABLE: dict[str, tuple[Callable[[], nn.Module], list[Step], str]] = {
         lambda change=change: ScatteredMaximum(change), [call(X, EDGES % (N - 1))] * 3, ways)
        for name, change, ways in (("zeros", lambda out: None, ".*p"),
                                   ("a row", lambda out: out[N - 1].fill_(5.0), r"tt\."),
-                                  ("others", lambda out: out.add_(5.0), ".*t"))},
+                                  ("others", lambda out: out.add_(5.0), r".*t\.?"))},
 }  # fmt: skip
 
 
