@@ -161,8 +161,8 @@ def _attempt(
     trace.layer = self
     trace.size = kwargs.get("size")
     trace.copies = torch.is_grad_enabled() and programs.overwrites(self)
-    leave = original.__name__ == "edge_updater"  # weights are what it returns
-    trace.writes_weights = leave and (alone or forward is None)
+    # Weights are what edge_updater returns.
+    trace.writes_weights = original.__name__ == "edge_updater" and (alone or forward is None)
     if makes_matrices(getattr(self.message, "__code__", None)):
         trace.watched |= {"linear"}
     trace.given = lambda: [

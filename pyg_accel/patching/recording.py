@@ -204,8 +204,8 @@ def attempt(
     kind: Any = None
     try:
         signature = Signature(args, kwargs)
-        like = frozenset(map(type, modes()))  # each call may have modes of its own
-        kind = _structure(layer), signature.key, like, now[:4], now[6:]
+        # Each call may have modes of its own.
+        kind = _structure(layer), signature.key, frozenset(map(type, modes())), now[:4], now[6:]
         if reason := known.of_class.refusal(kind, again=again):
             return reason
     except NotComparable as error:
