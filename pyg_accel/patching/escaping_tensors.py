@@ -43,7 +43,7 @@ def returns_none(module: MessagePassing) -> CodeType | None:
 
 
 @lru_cache(maxsize=256)
-def _cleared(code: CodeType) -> frozenset[str]:
+def _cleared(code: CodeType, alone: bool = False) -> frozenset[str]:
     """Return the attributes of its layer that a ``forward`` sets to None."""
     found = [*dis.get_instructions(code)]
     steps = [(step.opname.partition("_")[0], step.argval) for step in found]
@@ -53,8 +53,8 @@ def _cleared(code: CodeType) -> frozenset[str]:
         name
         for i, (kind, name) in enumerate(steps)
         if kind == "STORE"
-        and steps[i - 2 : i] == clears  # and it may be None before that
-        and not any(step.opname == asserts for step in found[read.get(name, i) : i])
+        and steps[i - 2 : i] == clears  # alone, it is None before that too
+        and not (alone and any(s.opname == asserts for s in found[read.get(name, i) : i]))
     )
 
 
@@ -67,14 +67,14 @@ def _edge_operand(lazy: LazyTensor) -> Tensor | None:
     return operand if lazy.formula.side == "e" and whole else None  # type: ignore[union-attr]
 
 
-def refuse_kept(module: MessagePassing, trace: Any, forward: CodeType | None) -> None:
+def refuse_kept(module: Any, trace: Any, forward: CodeType | None, alone: bool) -> None:
     """Raise where a layer leaves something that programs do not.
 
     Raises:
         Unrecognised: a part of the message.
     """
     for name, value in vars(module).copy().items():
-        if name in OF_EVERY_MODULE or (forward and name in _cleared(forward)):
+        if name in OF_EVERY_MODULE or (forward and name in _cleared(forward, alone)):
             continue
         if any(isinstance(t, LazyTensor) and t.tracer is trace for t in tensors_in(value)):
             reason = f"a part of the message that stays in 'self.{name}'"

@@ -175,7 +175,7 @@ def _attempt(
         with trace:
             try:
                 out = original(self, edge_index, **kwargs)
-                refuse_kept(self, trace, forward)
+                refuse_kept(self, trace, forward, alone)
                 out = finish(self, out, ordinary, forward, clear=alone)
             finally:
                 if out is None:  # it raised
