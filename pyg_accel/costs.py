@@ -120,8 +120,7 @@ def work_of(computed: Iterable[Computation], derived: int = 0, *, row_bytes: int
         derived: functions of the graph that are run once a graph.
         row_bytes: bytes of a row of the widest network on edges.
     """
-    functions, tensors, blocks, generated, attention = 0.0, 1.0, False, 0, False
-    extremes = 0
+    functions, tensors, blocks, generated, extremes, attention = 0.0, 1.0, False, 0, 0, False
     counted: set[Any] = set()  # PyG computes once what several formulas have in common
     for each in computed:
         count, softmax = sum(_REDUCES.get(name, 4) for name in each.reduces), each.score is not None

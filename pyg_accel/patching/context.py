@@ -10,7 +10,7 @@ from pyg_accel.backends.dispatch import named
 from pyg_accel.patching.sampling import in_force
 from pyg_accel.settings import settings, variables
 
-__all__ = ["context", "modes"]
+__all__ = ["context", "kind_of", "modes"]
 
 _variables = variables("backend", "disable", "isa", "always", "verify", "tuning")
 
@@ -25,6 +25,11 @@ def context() -> tuple[Any, ...]:
         torch._C._autograd._saved_tensors_hooks_is_enabled(),  # type: ignore[attr-defined]
         in_force(), named.get(), settings.changes, *_variables(),
     )  # fmt: skip
+
+
+def kind_of(now: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return what contexts of one kind have in common: each call may have modes of its own."""
+    return now[:4], frozenset(map(type, modes())), now[6:]
 
 
 def _autocast() -> tuple[Any, ...]:

@@ -26,7 +26,7 @@ from pyg_accel.formula import Computation, text_of
 from pyg_accel.graph.matrices import is_edge_index
 from pyg_accel.graph.memo import tensors_in
 from pyg_accel.ops.plan import arguments
-from pyg_accel.patching.context import context, modes
+from pyg_accel.patching.context import context, kind_of, modes
 from pyg_accel.patching.overrides import is_rendered
 from pyg_accel.patching.programs import Programs, Sizes, is_users, matching, programs_of
 from pyg_accel.patching.reasons import forced, transform_reasons
@@ -204,8 +204,7 @@ def attempt(
     kind: Any = None
     try:
         signature = Signature(args, kwargs)
-        # Each call may have modes of its own.
-        kind = _structure(layer), signature.key, frozenset(map(type, modes())), now[:4], now[6:]
+        kind = _structure(layer), signature.key, kind_of(now)
         if reason := known.of_class.refusal(kind, again=again):
             return reason
     except NotComparable as error:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.nn import MessagePassing
 
-from pyg_accel.formula import Computation, parse
+from pyg_accel.formula import Computation, Operand, parse
 from pyg_accel.graph.matrices import (
     edges_of_matrix,
     graph_of_matrix,
@@ -28,7 +28,8 @@ from pyg_accel.patching.sampling import aggregate
 
 __all__ = ["PRODUCT", "multiplied", "spmm", "with_edges"]
 
-PRODUCT = Computation(parse("mul(u0,e1)"), ("sum",))
+_WEIGHTED = parse("mul(u0,e1)")
+PRODUCT = Computation(_WEIGHTED, ("sum",))
 
 # PyG's names of reductions.
 _REDUCES = {"sum": "sum", "add": "sum", "mean": "mean", "max": "max", "amax": "max", "min": "min",
@@ -67,7 +68,7 @@ def _product(products: list[Computation], adj: Any, x: Tensor, reduce: str) -> T
             return None
         values = values.to(x.dtype).unsqueeze(-1)  # as torch_sparse does
     operands = [x] if values is None else [x, values]
-    formula = parse("u0" if values is None else "mul(u0,e1)")
+    formula = Operand("u", 0) if values is None else _WEIGHTED
     (out,), note = aggregate(graph, formula, operands, [reduce])
     products.append(Computation(formula, (reduce,), note=note))
     return out

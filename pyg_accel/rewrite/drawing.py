@@ -40,14 +40,12 @@ def _label(tree: TreePlan) -> str:
 
 def _draw(tree: Tree, numbers: "count[int]", drawn: dict[Tree, int], lines: list[str]) -> int:
     """Append the nodes and edges of a tree; return the number of its root."""
-    is_node = isinstance(tree, Node)
-    if is_node and tree in drawn:
+    if tree in drawn:
         return drawn[tree]
-    number = next(numbers)
-    name = (tree.name or ("mean " if tree.mean else "") + tree.op) if is_node else str(tree)  # type: ignore[union-attr]
-    lines.append(f"n{number} [label={quoted(name)}];")
+    number, name, args = next(numbers), str(tree), tuple[Tree | None, ...]()
     if isinstance(tree, Node):
-        drawn[tree] = number
-        parts = [_draw(arg, numbers, drawn, lines) for arg in tree.args if arg is not None]
-        lines += [f"n{number} -> n{part};" for part in parts]
+        drawn[tree], args, name = number, tree.args, tree.name or "mean " * tree.mean + tree.op
+    lines.append(f"n{number} [label={quoted(name)}];")
+    parts = [_draw(arg, numbers, drawn, lines) for arg in args if arg is not None]
+    lines += [f"n{number} -> n{part};" for part in parts]
     return number
