@@ -3,7 +3,8 @@
 Python code of the layer, and what it calls, is followed by
 :class:`~pyg_accel.record.guard.Reading`.
 Functions written in C have to be on the list of those without side effects and state: any other,
-such as ``random.random`` or ``print``, ends the recording.
+such as ``random.random`` or ``print``, ends the recording. Code that is not followed may call
+functions of torch besides.
 """
 
 import types
@@ -13,7 +14,7 @@ from typing import Any
 from torch.nn import Module
 
 from pyg_accel.record.code import Kind, is_package_file, is_wrapper, kind_of
-from pyg_accel.record.finals import is_pure
+from pyg_accel.record.finals import is_of_torch, is_pure
 from pyg_accel.record.guard import NotComparable, Reading
 from pyg_accel.runtime.hooks import hooks_in
 
@@ -57,13 +58,16 @@ class Calls:
             if is_package_file(code.co_filename):  # it reads layers and aggregations for its rules
                 self._own.add(code)
                 return self._try(self._reading.name, code)
-            if not self._is_followed(frame):
+            if self._acts_for(frame):
                 return
             self.ran.add(code)
             if code.co_filename.endswith(_SEEDS):
                 return self._stop(f"it calls torch.{code.co_name}")
             self._try(self._reading.enter, code)
-        elif event == "c_call" and self._is_followed(frame) and not is_pure(arg):
+        elif event == "c_call" and not is_pure(arg):
+            path = self._acts_for(frame)
+            if is_package_file(path) or (path and is_of_torch(arg)):
+                return
             owner = getattr(arg, "__self__", None)
             plain = owner is None or isinstance(owner, types.ModuleType)
             of = arg.__module__ if plain else type(owner).__name__
@@ -75,8 +79,8 @@ class Calls:
         except NotComparable as error:
             self._stop(str(error), may_change=error.may_change)
 
-    def _is_followed(self, frame: types.FrameType) -> bool:
-        """Whether reads of a frame are followed.
+    def _acts_for(self, frame: types.FrameType) -> str:
+        """Return the file of the code that a frame acts for, or "" if its reads are followed.
 
         Libraries act for their caller, and so does what this package calls, such as a backend.
         """
@@ -87,10 +91,11 @@ class Calls:
             kind = kind_of(code.co_filename)
             wraps = frame is not called and is_wrapper(code.co_filename)
             if kind is Kind.PURE and not wraps:
-                return others and not is_package_file(code.co_filename)
+                followed = others and not is_package_file(code.co_filename)
+                return "" if followed else code.co_filename
             # Code of an interactive session has no file, and what Python generates has none either.
             of_user = kind is Kind.FOLLOWED or code.co_filename.startswith("<")
             if caller is None or (of_user and self._reading.is_reached(code)):
-                return True
+                return ""
             others |= kind is Kind.FOLLOWED
             frame = caller

@@ -30,7 +30,7 @@ _ROOTS = {str(Path(m.__path__[0])) + "/": f"{m.__name__}/" for m in (torch, torc
 PURE = (
     "torch/nn/functional.py", "torch/functional.py", "torch/_tensor.py", "torch/_VF.py",
     "torch/overrides.py", "torch/_jit_internal.py", "torch/_dynamo/", "torch/utils/weak.py",
-    "torch/jit/", "torch/compiler/", "torch/onnx/",
+    "torch/jit/", "torch/compiler/", "torch/onnx/", "torch/utils/_config_module.py",
     "torch/nn/modules/module.py", "torch/nn/modules/container.py", "torch/nn/parameter.py",
     "torch/utils/_contextlib.py", "torch/autograd/grad_mode.py", "torch/autograd/function.py",
     "torch/amp/", "torch/special/", "torch/linalg/", "torch/_lowrank.py", "torch/_classes.py",

@@ -7,6 +7,7 @@ values of these types, or the code is not recorded (:mod:`~pyg_accel.record.walk
 import builtins
 import re
 import types
+from contextvars import ContextVar
 from functools import partial
 from inspect import FullArgSpec
 from itertools import chain
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload, OpOverloadPacket, _OpNamespace, _Ops
 
-__all__ = ["BUILTIN_FUNCTIONS", "BUILTIN_TYPES", "final", "is_pure"]
+__all__ = ["BUILTIN_FUNCTIONS", "BUILTIN_TYPES", "final", "is_of_torch", "is_pure"]
 
 _FINAL = frozenset({
     type(None), bool, int, float, complex, str, bytes, range, type(Ellipsis), type(NotImplemented),
@@ -59,9 +60,10 @@ _OPERATORS = frozenset({
 _CLASSES = {*BUILTIN_TYPES, Tensor, chain}
 _OWNERS: tuple[Any, ...] = (
     str, bytes, int, float, complex, bool, tuple, frozenset, range, slice, list, dict, set,
-    type({}.values()), type({}.keys()), type({}.items()), torch.Size, torch.dtype, torch.device,
-    torch.finfo, torch.iinfo,
+    type({}.values()), type({}.keys()), type({}.items()), types.MappingProxyType,
+    types.GeneratorType, torch.Size, torch.dtype, torch.device, torch.finfo, torch.iinfo,
 )  # fmt: skip
+_ASKS = ("id", "format", "__instancecheck__", "_abc_instancecheck", "_abc_subclasscheck")
 _FORMATS = ("format", "format_map")  # of strings, which read attributes by names in the string
 
 
@@ -102,3 +104,13 @@ def is_pure(function: Any) -> bool:
     if isinstance(owner, type):
         return owner in _CLASSES and name not in ("__subclasses__", "mro")
     return isinstance(owner, (Tensor, *_OWNERS))
+
+
+def is_of_torch(function: Any) -> bool:
+    """Return whether a function in C is of torch, or asks for a type, an identity or a setting."""
+    owner = getattr(function, "__self__", None)
+    if function.__name__ in _ASKS or isinstance(owner, ContextVar):
+        return True
+    of_module = owner is None or isinstance(owner, (type, types.ModuleType))
+    module = function.__module__ if of_module else type(owner).__module__
+    return str(module).partition(".")[0] in ("torch", "pybind11_builtins")

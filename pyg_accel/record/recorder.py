@@ -149,6 +149,8 @@ class Recorder(TorchFunctionMode):
         """End the recording; the first reason counts."""
         if not self.reason:
             self.reason, self.may_change = reason, may_change
+            if sys.getprofile() == self._calls.see:
+                sys.setprofile(None)
 
     # -- what runs ---------------------------------------------------------------------------------
 
