@@ -7,9 +7,10 @@ from torch import Tensor
 
 from pyg_accel.runtime.cache import memory_of
 
-__all__ = ["ABOUT", "WRITES", "About"]
+__all__ = ["ABOUT", "EFFECT", "WRITES", "About"]
 
 ABOUT = "about"  # key of the metadata of nodes: an `About`
+EFFECT = "effect"  # key of the metadata of nodes that must not run twice
 WRITES = "writes"  # key of the metadata of nodes: the storages that they write to
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, fx
 
 from pyg_accel.record.code import is_package_file
 
-__all__ = ["Dim", "Unexpected", "expect"]
+__all__ = ["SIZES", "Dim", "Unexpected", "expect"]
 
 _MOST = 2**62  # larger than any size
 
@@ -117,3 +117,8 @@ def expect(value: Any, recorded: Any) -> None:
     """
     if value is not recorded:
         raise Unexpected(f"{value} instead of {recorded}")
+
+
+# Functions of sizes in a recording.
+SIZES = (operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod, operator.eq,
+         operator.ne, operator.lt, operator.le, operator.gt, operator.ge, expect)  # fmt: skip

@@ -63,7 +63,7 @@ _OWNERS: tuple[Any, ...] = (
     type({}.values()), type({}.keys()), type({}.items()), types.MappingProxyType,
     types.GeneratorType, torch.Size, torch.dtype, torch.device, torch.finfo, torch.iinfo,
 )  # fmt: skip
-_ASKS = ("id", "format", "__instancecheck__", "_abc_instancecheck", "_abc_subclasscheck")
+_ASKS = ("id", "format", "setattr", "__instancecheck__", "_abc_instancecheck", "_abc_subclasscheck")
 _FORMATS = ("format", "format_map")  # of strings, which read attributes by names in the string
 
 

@@ -4,7 +4,6 @@ A program runs for calls with arguments of the same structure, types, dtypes, de
 the same modes of torch and settings of this package, as long as its guard holds.
 """
 
-import operator
 from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass, field
@@ -17,17 +16,15 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from pyg_accel.graph.derived import find, keep
 from pyg_accel.record.about import WRITES
-from pyg_accel.record.dims import Dim, expect
+from pyg_accel.record.dims import SIZES, Dim
 from pyg_accel.record.guard import Guard, NotComparable, Reading
 from pyg_accel.record.normalisation import on_nodes
+from pyg_accel.record.order import checks_first
 from pyg_accel.record.recorder import Recorder
 from pyg_accel.record.signature import Signature
 from pyg_accel.record.split import DERIVED, STORED, derives_anew, split
 
 __all__ = ["LayerProgram", "record"]
-
-_SIZES = (operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod, operator.eq,
-          operator.ne, operator.lt, operator.le, operator.gt, operator.ge, expect)  # fmt: skip
 
 
 class State:
@@ -109,6 +106,7 @@ class LayerProgram:
         return other
 
     def _compile(self, graph: torch.fx.Graph) -> None:
+        graph = checks_first(graph) or graph
         self.parts = split(graph)
         self.writes = any(WRITES in node.meta for node in self.graph.nodes)
         self.derives = sum(_remembers(node) for node in self.graph.nodes)
@@ -192,7 +190,7 @@ def _without_sizes(graph: torch.fx.Graph) -> list[torch.fx.Node]:
 
 
 def _is_size(node: torch.fx.Node) -> bool:
-    return node.target in _SIZES or (node.op == "call_method" and node.target == "size")
+    return node.target in SIZES or (node.op == "call_method" and node.target == "size")
 
 
 def _same(value: Any, other: Any) -> bool:

@@ -17,16 +17,19 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, fx
+from torch.fx.immutable_collections import immutable_list
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
 from pyg_accel.formula import Operand
 from pyg_accel.graph.memo import tensors_in
-from pyg_accel.record.about import ABOUT, WRITES, About
+from pyg_accel.record.about import ABOUT, EFFECT, WRITES, About
 from pyg_accel.record.calls import Calls
 from pyg_accel.record.dims import Dim
 from pyg_accel.record.edge_tensors import EdgeTensor, changed_in_place, name_of
 from pyg_accel.record.guard import NotComparable, Reading
+from pyg_accel.record.operators import Operators
+from pyg_accel.record.order import checks_first
 from pyg_accel.record.signature import LEAST
 from pyg_accel.record.sizes import Sizes, asks_for_size, is_fact, rounds
 from pyg_accel.record.split import DERIVED
@@ -73,7 +76,7 @@ def perform(function: Callable[..., T], *args: Any, borrows: bool = False, **kwa
         with recorder.hidden():
             plain_args, plain_kwargs = tree_map_only(Dim, Dim.plain, (args, kwargs))
             result = function(*plain_args, **plain_kwargs)
-        recorder.take(function, args, kwargs, result, trusted=True, borrows=borrows)
+        recorder.take(function, args, kwargs, result, borrows=borrows)
     return result
 
 
@@ -207,12 +210,13 @@ class Recorder(TorchFunctionMode):
             kind = next((t for t in edges if not t.waits), edges[0])
             with self:
                 return kind.__torch_function__(func, types, args, kwargs)
-        if self._quiet:
-            with torch._C.DisableTorchFunction():
+        with Operators() as operators:
+            if self._quiet:
+                with torch._C.DisableTorchFunction():
+                    result = func(*args, **kwargs)
+            else:
                 result = func(*args, **kwargs)
-        else:
-            result = func(*args, **kwargs)
-        self.take(func, args, kwargs, result)
+        self.take(func, args, kwargs, result, operators)
         return result
 
     # -- the graph ---------------------------------------------------------------------------------
@@ -223,12 +227,15 @@ class Recorder(TorchFunctionMode):
         args: Any,
         kwargs: dict[str, Any],
         result: Any,
+        operators: Operators | None = None,
         *,
-        trusted: bool = False,
         borrows: bool = False,
     ) -> None:
-        """Record a function that ran; see :func:`perform`."""
-        name, changes = name_of(function), list[Tensor]()
+        """Record a function that ran: one of torch with the operators that it called, or of ours.
+
+        See :func:`perform`.
+        """
+        name, changes, trusted = name_of(function), list[Tensor](), operators is None
         if not trusted:
             changes = changed_in_place(name, args, kwargs)
             self._note_changes(changes)
@@ -237,6 +244,8 @@ class Recorder(TorchFunctionMode):
         if not trusted:
             if is_fact(function, name):
                 return
+            if any(t.layout is not torch.strided for t in tensors_in((args, kwargs, result))):
+                return self.stop(f"it computes with a sparse tensor ({name})")
             if any(shared is tensor for shared in self._borrowed for tensor in changes):
                 return self.stop("it changes a tensor in place that other calls share")
             if _modes() != self._modes or name == "__set__" or "seed" in name:
@@ -254,6 +263,8 @@ class Recorder(TorchFunctionMode):
             node = self._node(function, name, *arguments)
             if borrows:
                 node.meta[DERIVED] = True
+            if changes or (operators and operators.has_effects):
+                node.meta[EFFECT] = True
             if changes:
                 with torch._C.DisableTorchFunction():
                     node.meta[WRITES] = frozenset(map(memory_of, changes))
@@ -262,7 +273,9 @@ class Recorder(TorchFunctionMode):
         if type(result) in (tuple, list) and not trusted:
             self._sizes.count(args, result)
         for tensor, part in self._bind(result, node):
-            self._sizes.follow(tensor, part, name, args, kwargs, derived=borrows)
+            by_values = operators is not None and operators.reads_values
+            self._sizes.follow(tensor, part, name, args, kwargs, derived=borrows,
+                               by_values=by_values)  # fmt: skip
             if borrows:
                 self._borrowed.append(tensor)
 
@@ -302,7 +315,7 @@ class Recorder(TorchFunctionMode):
         """Return an argument with nodes in place of tensors."""
         if isinstance(value, Tensor) or id(value) in self._values:
             return self.node_of(value)
-        if type(value) in (tuple, list):
+        if type(value) in (tuple, list, immutable_list):
             return type(value)(self._named(v, trusted) for v in value)
         if type(value) is torch.Size:
             return tuple([self._named(v, trusted) for v in value])
@@ -386,11 +399,15 @@ class Recorder(TorchFunctionMode):
             name = node.target if node.op == "call_method" else name_of(node.target)
             if not node.users and node.op.startswith("call") and name in _WITHOUT_EFFECT:
                 self.graph.erase_node(node)
+        if checks_first(self.graph) is None:
+            self.stop("it computes sizes that it depends on after it drew random numbers")
 
     def _returned(self, value: Any) -> Any:
         """Return the nodes of a result, with copies of shared tensors."""
         if type(value) in (tuple, list):
             return type(value)(map(self._returned, value))
+        if type(value) is torch.Size:
+            return self.graph.call_function(torch.Size, (self._named(value, False),))
         node = self._named(value, False)
         if isinstance(value, Tensor):
             if vars(value):

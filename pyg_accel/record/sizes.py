@@ -26,7 +26,7 @@ from pyg_accel.record.edge_tensors import EdgeTensor, asks, name_of
 
 __all__ = ["Sizes", "asks_for_size", "is_fact", "rounds"]
 
-_ASKED = frozenset({"requires_grad", "__repr__", "__format__"})
+_ASKED = frozenset({"requires_grad"})
 # Properties that calls of one signature need not have in common.
 _IDENTITY = frozenset({
     "storage_offset", "_version", "untyped_storage", "_base", "data_ptr", "is_inference",
@@ -38,7 +38,12 @@ _NUMBERS = ("numel", "nelement", "__len__")
 # Functions of torch whose results have sizes that depend on the values of their arguments.
 _SELECT = frozenset({
     "nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "unique_dim",
-    "bincount", "one_hot", "repeat_interleave",
+    "bincount", "one_hot", "repeat_interleave", "tensor_split", "_pack_padded_sequence",
+})  # fmt: skip
+# Functions whose results have the sizes of their first argument, but for the last of `linear`.
+_ALIKE = frozenset({
+    "dropout", "alpha_dropout", "batch_norm", "layer_norm", "linear", "relu", "elu", "leaky_relu",
+    "tanh", "sigmoid",
 })  # fmt: skip
 # Operators whose results have a row for each target of a graph.
 _REDUCTIONS = ("gspmm", "sampled_spmm", "attention")
@@ -146,7 +151,15 @@ class Sizes:
         return {**self._varying.get(id(tensor), {})}
 
     def follow(
-        self, result: Tensor, node: fx.Node, name: str, args: Any, kwargs: Any, *, derived: bool
+        self,
+        result: Tensor,
+        node: fx.Node,
+        name: str,
+        args: Any,
+        kwargs: Any,
+        *,
+        derived: bool,
+        by_values: bool,
     ) -> None:
         """Note the dimensions of a result that differ between calls.
 
@@ -157,13 +170,21 @@ class Sizes:
             args: of the call.
             kwargs: of the call.
             derived: whether it is derived from a graph, which decides its number of edges.
+            by_values: whether its sizes may depend on the values of tensors.
         """
         shape = _shape(result)
+        if name in _ALIKE and args and len(_shape(args[0])) == len(shape):
+            rank = len(shape) - (name == "linear")
+            same = {dim: size for dim, size in self._of(args[0]).items()
+                    if dim < rank and isinstance(size, Dim)}  # fmt: skip
+            if same:
+                self._varying[id(result)] = same
+            return
         selected = range(len(shape)) if derived else _selected(name, args, kwargs, len(shape))
         if derived and len(shape) > 1:
             selected = selected[:1] if result.is_floating_point() else selected[-1:]
-        if selected:
-            return self.vary(result, node, selected)
+        if selected or by_values:
+            return self.vary(result, node, selected or range(len(shape)))
         varying, fixed = set[int](), {1}
         for value in _leaves([args, kwargs]):
             if isinstance(value, Graph):
@@ -243,12 +264,10 @@ def _selected(name: str, args: Any, kwargs: Any, rank: int) -> range:
         return range(rank)
     if name != "__getitem__":
         return range(0)
-    masks = (torch.bool, torch.uint8)
-    if any(isinstance(t, Tensor) and t.dtype in masks for t in _leaves(args[1:])):
-        dim = 0
-        if isinstance(args[1], tuple) and all(part == slice(None) for part in args[1][:-1]):
-            dim = len(args[1]) - 1
-        return range(dim, dim + 1) if rank > dim else range(rank)
+    *before, last = args[1] if isinstance(args[1], tuple) and args[1] else (args[1],)
+    is_mask = isinstance(last, Tensor) and last.dtype in (torch.bool, torch.uint8)
+    if is_mask and last.dim() == 1 and all(part == slice(None) for part in before):
+        return range(len(before), len(before) + 1)
     return range(0)
 
 

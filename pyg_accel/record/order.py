@@ -1,0 +1,56 @@
+"""Moves checks of sizes ahead of what must not run twice.
+
+A program whose sizes are not those that it expects stops, and the call is made by the code of the
+layer. So random numbers are only drawn, and tensors changed, once all sizes are known to fit.
+"""
+
+import operator
+
+from torch import fx
+
+from pyg_accel.record.about import ABOUT, EFFECT, WRITES
+from pyg_accel.record.dims import SIZES, expect
+from pyg_accel.record.split import DERIVED
+
+__all__ = ["checks_first"]
+
+
+def checks_first(graph: fx.Graph) -> fx.Graph | None:
+    """Return the graph with the checks of sizes ahead of all effects; None if some cannot be.
+
+    What is derived from a graph goes with them: it fails for indices out of range.
+    """
+    written = {memory for node in graph.nodes for memory in node.meta.get(WRITES, ())}
+    early, late, moves = dict[fx.Node, None](), list[fx.Node](), False
+    for node in graph.nodes:
+        if not late and EFFECT not in node.meta:
+            early[node] = None
+        elif _is_early(node, early, written):
+            early[node], moves = None, True
+        elif node.target is expect:
+            return None
+        else:
+            late.append(node)
+    if not moves:
+        return graph
+    ordered, copies = fx.Graph(), dict[fx.Node, fx.Node]()
+    for node in (*early, *late):
+        copies[node] = ordered.node_copy(node, copies.__getitem__)
+    return ordered
+
+
+def _is_early(node: fx.Node, early: dict[fx.Node, None], written: set[int]) -> bool:
+    """Whether a node computes sizes of arguments, or derives something from them."""
+    if node.op in ("placeholder", "get_attr"):
+        return True
+    inputs = node.all_input_nodes
+    if EFFECT in node.meta or not all(i in early for i in inputs):
+        return False
+    if node.op == "call_method":
+        return node.target == "size"
+    if node.target in SIZES:
+        return True
+    if node.target is operator.getitem:
+        return inputs[0].op == "call_function"
+    unchanged = all(i.meta[ABOUT].memory not in written for i in inputs if ABOUT in i.meta)
+    return DERIVED in node.meta and unchanged
