@@ -3,7 +3,7 @@
 from itertools import count
 from json import dumps as quoted
 
-from pyg_accel.rewrite.plans import ModelPlan, TreePlan, title
+from pyg_accel.rewrite.plans import ModelPlan, title
 from pyg_accel.rewrite.tree import Node, Tree
 
 __all__ = ["as_dot"]
@@ -13,29 +13,26 @@ COLOURS = {"chosen": "#1a7f37", "candidate": "#0969da", "pruned": "#8c959f"}
 
 
 def as_dot(model_plan: ModelPlan) -> str:
-    """Return a plan in the language of Graphviz; a part that a tree computes once is one node."""
+    """Return a plan in Graphviz's DOT language; equal parts of a tree are one node."""
     numbers = count()
     lines = [f"digraph {{ label={quoted(title(model_plan))}; node [shape=plaintext];"]
     for layer in model_plan.layers:
         what = f" = {layer.algebra}" if layer.algebra else f": {'; '.join(layer.reasons)}"
         more = len(layer.trees) - MOST
-        rest = f" (and {more} more, which format='md' lists)" if more > 0 else ""
-        label = quoted(f"{layer.path or 'the layer'}: {layer.layer}{what}{rest}")
+        omitted = f" (and {more} more, which format='md' lists)" if more > 0 else ""
+        label = quoted(f"{layer.path or 'the layer'}: {layer.layer}{what}{omitted}")
         lines.append(f"subgraph cluster_{next(numbers)} {{ label={label};")
         for tree in layer.trees[:MOST]:
-            colour = COLOURS["chosen" if tree.chosen else tree.verdict.partition(":")[0].split()[0]]
-            lines.append(f"subgraph cluster_{next(numbers)} {{ label={quoted(_label(tree))}; "
+            verdict = "chosen" if tree.chosen else tree.verdict.partition(":")[0]
+            time = "" if tree.seconds is None else f"{1e3 * tree.seconds:.3g} ms"
+            label = quoted(", ".join(filter(None, (verdict, tree.composition, time))))
+            colour = COLOURS[verdict.split()[0]]
+            lines.append(f"subgraph cluster_{next(numbers)} {{ label={label}; "
                          f'color="{colour}"; edge [dir=none, color="{colour}"];')  # fmt: skip
             _draw(tree.root, numbers, {}, lines)
             lines.append("}")
         lines.append("}")
     return "\n".join([*lines, "}"])
-
-
-def _label(tree: TreePlan) -> str:
-    time = "" if tree.seconds is None else f"{1e3 * tree.seconds:.3g} ms"
-    verdict = "chosen" if tree.chosen else tree.verdict.partition(":")[0]
-    return ", ".join(filter(None, (verdict, tree.composition, time)))
 
 
 def _draw(tree: Tree, numbers: "count[int]", drawn: dict[Tree, int], lines: list[str]) -> int:

@@ -25,7 +25,7 @@ def explain(
     """Print, for every layer, what it computes, every association, and what was chosen and why.
 
     Args:
-        model: as for :func:`~pyg_accel.optimize`; or what that returned.
+        model: as for :func:`~pyg_accel.optimize`, or its result.
         example_inputs: arguments of a call.
         train: optimize the forward and backward pass together.
         format: ``"text"``, ``"md"``, or ``"dot"``, the best trees for Graphviz to draw; by default
@@ -34,10 +34,10 @@ def explain(
         options: the other arguments of ``optimize``; ``price_all`` is True by default here.
 
     Returns:
-        The same as data.
+        The plan that was printed.
 
     Raises:
-        ValueError: for an unknown format, and what ``optimize`` raises.
+        ValueError: for an unknown format, and as ``optimize`` does.
     """
     path = Path(file) if isinstance(file, (str, PathLike)) else None
     if format is None:

@@ -20,7 +20,7 @@ def associations(
 ) -> Associations:
     """Return every association of a layer's matrix products, and those that may be the fastest.
 
-    The features are taken to have gradients, as those of a hidden layer.
+    Features are assumed to have gradients, like the features of a hidden layer.
 
     Args:
         conv: the layer; it is called, and its state restored.
@@ -29,8 +29,8 @@ def associations(
         example_kwargs: arguments by name.
 
     Returns:
-        ``all`` trees; the ``promoted`` ones; ``bills``, the primitives of each. For a layer with
-        several expressions, those of the last.
+        ``all`` trees; the ``promoted`` ones; ``bills``, the primitives of each. A layer with
+        several expressions returns the trees of the last.
 
     Raises:
         NotLifted: with the reason, for a layer that is not rewritten.
@@ -41,7 +41,7 @@ def associations(
     layer = rewritten_layers(fast)[""]
     try:
         with as_it_was(conv.modules()), uncounted(), torch.no_grad():
-            for _ in range(2):  # a layer may store something in its first call
+            for _ in range(2):  # the first call of a layer may differ: caches are empty
                 fast(*example_inputs, **example_kwargs)
     except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise NotLifted(f"its code does not run on such arguments: {error}") from error

@@ -29,7 +29,7 @@ from pyg_accel.settings import settings
 
 __all__ = ["optimize"]
 
-# Folders whose code stands between a model's and its layers.
+# Folders whose frames lie between the code of a model and its layers.
 _PASSED = tuple(f"{Path(file).parent}{os.sep}" for file in (torch.__file__, pyg_accel.__file__))
 
 
@@ -50,8 +50,8 @@ def optimize(
     has sizes that differ by more than a factor of two. Results and gradients stay the same (up to
     rounding). Other layers are not rewritten, and :func:`explain` says why.
 
-    The result wraps ``model`` as that of ``torch.compile`` does: the code of the model runs, with
-    its parameters, attributes, hooks and modes. ``model`` is unchanged when it is called itself.
+    The result wraps ``model``, like a compiled module: the code of the model runs, with its
+    parameters, attributes, hooks and modes. ``model`` itself is unchanged.
 
     The examples are run once, with gradients if ``train=True``. Buffers, random number generators
     and other state of the model are restored afterwards. On small graphs, training on a GPU may be
@@ -68,10 +68,10 @@ def optimize(
         choose: the association to use, for experiments: its text, a tree of
             :func:`~pyg_accel.rewrite.associations`, or a function that takes the trees that may be
             the fastest and returns one.
-        cost: a cost model in place of that of the device.
+        cost: a cost model to use instead of the default for the device.
         price_all: predict the time of every association, also where sizes suffice to choose, for
             :func:`explain` to show.
-        example_kwargs: arguments of that call by name.
+        example_kwargs: keyword arguments of the call.
 
     Returns:
         A module that is called like ``model``; ``model`` may be such a module too.
@@ -123,17 +123,17 @@ def optimize(
 
 
 class _Noted(dict[torch.nn.Module, Reassociation]):
-    """Programs of layers; notes the lines of code whose calls look for them."""
+    """Transforms by layer; a look-up notes the line of code that calls the layer."""
 
     def get(self, layer: Any, default: Any = None) -> Any:
-        known = super().get(layer, default)
-        if known is not None:
-            known.calls[_calling_line()] = None
-        return known
+        transform = super().get(layer, default)
+        if transform is not None:
+            transform.calls[_calling_line()] = None
+        return transform
 
 
 def _calling_line() -> str:
-    """Return the line of code that calls a layer, and where that is."""
+    """Return the line of code that calls a layer, with file and number."""
     frame: Any = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_PASSED):
         frame = frame.f_back

@@ -12,19 +12,19 @@ __all__ = ["Learning", "called", "facts_of", "features_of", "lasts", "overwritte
 
 
 def called(node: fx.Node) -> str:
-    """Return the name of the function that a node calls; empty for a node that calls none."""
+    """Return the name of the function that a node calls, or an empty string."""
     if node.op == "call_method":
         return str(node.target)
     return name_of(node.target) if callable(node.target) else ""
 
 
 def facts_of(node: Any) -> Any:
-    """Return the :class:`~pyg_accel.record.about.About` of a node; None if it is no tensor."""
+    """Return the recorded facts of a tensor, such as its shape; None for other nodes."""
     return node.meta.get(ABOUT) if isinstance(node, fx.Node) else None
 
 
 def features_of(exchange: fx.Node) -> fx.Node:
-    """Return the features of this process to which an exchange appends rows of others."""
+    """Return the local features to which an exchange appends rows of other processes."""
     _, _, features = exchange.args
     assert isinstance(features, fx.Node)
     return features
@@ -43,7 +43,7 @@ def overwritten_nodes(graph: fx.Graph) -> frozenset[fx.Node]:
 
 
 class Learning:
-    """Which nodes have gradients, by the inputs that they are computed from."""
+    """Tells whether gradients flow into a node, from the inputs of its computation."""
 
     def __init__(self) -> None:
         self._learns: dict[fx.Node, bool] = {}
