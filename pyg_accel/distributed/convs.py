@@ -1,4 +1,4 @@
-"""Layers that turn edges round, over the nodes of all ranks.
+"""Layers that reverse edges, over the nodes of all ranks.
 
 As for norms, the ``__class__`` of a module in the model is set to a subclass below.
 """
@@ -13,7 +13,7 @@ __all__ = ["CONVS"]
 
 
 class AllNodesDirGNNConv(DirGNNConv):
-    """``DirGNNConv``, whose reversed edges are those that leave the nodes of this rank."""
+    """``DirGNNConv`` that reverses the edges of all ranks."""
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:

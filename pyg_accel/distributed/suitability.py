@@ -116,7 +116,7 @@ def data_facts(data: Data | HeteroData) -> dict[str, str]:
 
 
 def digest(value: Any) -> str:
-    """Return a short text that differs, almost surely, where shape, dtype or numbers differ."""
+    """Return a short text that differs, almost surely, if shape, dtype or numbers differ."""
     if not isinstance(value, Tensor) or value.layout != torch.strided:
         return value if isinstance(value, str) else type(value).__name__
     numbers = value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
