@@ -9,7 +9,7 @@ from typing import Any
 
 from pyg_accel.backends.base import Launch
 from pyg_accel.graph import CSR
-from pyg_accel.graph.facts import known_of
+from pyg_accel.graph.facts import cache_of
 from pyg_accel.runtime.native import Entry, direct
 
 __all__ = ["MOST_HEADS", "PLANNED", "Matrix", "dot_launch", "spmm_launch"]
@@ -43,12 +43,12 @@ class Matrix(Entry):
         """
         # An address is not used again while there is the matrix, which owns the memory.
         eid = 0 if csr.eid is None else csr.eid.data_ptr()
-        known, place = known_of(csr), ("matrix", library.name, eid, *key)
-        found = known.get(place)
-        matrix: Matrix | None = None if found is None else found()
+        cache, place = cache_of(csr), ("matrix", library.name, eid, *key)
+        reference = cache.get(place)
+        matrix: Matrix | None = None if reference is None else reference()
         if matrix is None:
             matrix = cls(library, csr, how)
-            known[place] = weakref.ref(matrix)  # it refers to the memory of the arrays
+            cache[place] = weakref.ref(matrix)  # it refers to the memory of the arrays
         return matrix
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pyg_accel.graph import CSR
-from pyg_accel.graph.facts import facts_of, known_of
+from pyg_accel.graph.facts import cache_of, facts_of
 from pyg_accel.machine import is_captured
 
 __all__ = ["Pieces", "Schedule", "schedule_of"]
@@ -68,10 +68,10 @@ def schedule_of(csr: CSR, split: int, piece: int, *, ordered: bool) -> Schedule:
         ordered: bring rows of like length together.
     """
     rowptr, entries = csr.rowptr, csr.col.numel()
-    known, key = known_of(csr), ("schedule", split, piece, ordered)
-    found: Schedule | None = known.get(key)
-    if found is not None:
-        return found
+    cache, key = cache_of(csr), ("schedule", split, piece, ordered)
+    schedule: Schedule | None = cache.get(key)
+    if schedule is not None:
+        return schedule
     facts = facts_of(csr)
     if rowptr.is_cuda:
         new = entries < _FEW and not facts.stays
@@ -83,12 +83,12 @@ def schedule_of(csr: CSR, split: int, piece: int, *, ordered: bool) -> Schedule:
         facts.longest = int(rowptr.diff().max()) if entries else 0
     longest, rows = facts.longest, rowptr.numel() - 1
     uneven = longest * rows > 2 * entries + 4 * rows
-    found = Schedule(
+    schedule = Schedule(
         _order(rowptr, split, longest) if ordered and uneven else None,
         _cut(rowptr, split, piece) if longest > split else None,
     )
-    known[key] = found
-    return found
+    cache[key] = schedule
+    return schedule
 
 
 def _order(rowptr: Tensor, split: int, longest: int) -> Tensor:

@@ -77,10 +77,10 @@ def kind_of(csr: CSR, *, counts: bool = True) -> Kind:
     """
     facts = facts_of(csr)
     facts.uses += counts
-    return _known_kind(csr) if csr.col.is_cuda else facts.kind
+    return _measured_kind(csr) if csr.col.is_cuda else facts.kind
 
 
-def _known_kind(csr: CSR) -> Kind:
+def _measured_kind(csr: CSR) -> Kind:
     facts = facts_of(csr)
     if facts.shared_kind is None and not facts.stays:
         return facts.kind

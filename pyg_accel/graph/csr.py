@@ -28,7 +28,7 @@ class CSR(NamedTuple):
         eid: [E], the row of edge operands that belongs to every entry; None if they are in order.
         num_cols: number of columns.
         sorted: columns ascend within each row.
-        known: what was derived of the matrix (:func:`.facts.known_of`); None where only its
+        cache: values derived from the matrix (:func:`.facts.cache_of`); None where only its
             arrays tell matrices apart.
     """
 
@@ -37,7 +37,7 @@ class CSR(NamedTuple):
     eid: Tensor | None
     num_cols: int
     sorted: bool
-    known: dict[Any, Any] | None = None
+    cache: dict[Any, Any] | None = None
 
     @property
     def num_rows(self) -> int:
@@ -92,14 +92,14 @@ def for_autograd(make: Callable[_P, _T]) -> Callable[_P, _T]:
     """Make arrays that autograd may save, in inference mode too: training may use what is kept."""
 
     @functools.wraps(make)
-    def made(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+    def wrapper(*args: _P.args, **kwargs: _P.kwargs) -> _T:
         # Dynamo cannot trace the question; compiled code runs in the mode that it was traced in.
         if torch.compiler.is_compiling() or not torch.is_inference_mode_enabled():
             return make(*args, **kwargs)
         with torch.inference_mode(False), torch.no_grad():
             return make(*args, **kwargs)
 
-    return made
+    return wrapper
 
 
 def ptr2index(ptr: Tensor, size: int, dtype: torch.dtype = torch.int64) -> Tensor:

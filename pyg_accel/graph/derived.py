@@ -54,7 +54,7 @@ def derived(
             owner that has such an entry.
     """
     where = _where(owners, key, lasting)
-    value: T | None = _found(where)
+    value: T | None = _look_up(where)
     if value is None:
         value = make()
         _keep(where, owners, value, lasting)
@@ -63,10 +63,10 @@ def derived(
 
 def find(owners: Sequence[Any], key: Hashable, *, lasting: bool = False) -> Any:
     """Return the value that :func:`derived` or :func:`keep` has stored, or None."""
-    return _found(_where(owners, key, lasting))
+    return _look_up(_where(owners, key, lasting))
 
 
-def _found(where: "_Where | None") -> Any:
+def _look_up(where: "_Where | None") -> Any:
     """Return the value that is stored there, or None."""
     if where is None:
         return None

@@ -12,7 +12,13 @@ from pyg_accel.graph.csr import CSR
 from pyg_accel.graph.derived import derived
 
 __all__ = [
-    "INT32_ENTRIES", "Facts", "Kind", "expect_to_stay", "facts_of", "known_of", "of_matrix",
+    "INT32_ENTRIES",
+    "Facts",
+    "Kind",
+    "cache_of",
+    "expect_to_stay",
+    "facts_of",
+    "of_matrix",
     "rounded",
 ]  # fmt: skip
 
@@ -115,20 +121,20 @@ class Facts:
         return _expecting > 0 or self.uses > most
 
 
-def known_of(csr: CSR) -> dict[Any, Any]:
+def cache_of(csr: CSR) -> dict[Any, Any]:
     """Return the values derived from a CSR matrix, by key.
 
     They belong to the graph, or to the arrays in operators that a compiler calls. Values must not
     refer to the memory of all arrays, or these would never be freed.
     """
-    if csr.known is not None:
-        return csr.known
-    return derived((csr.col, csr.rowptr), ("known", csr.num_cols), dict, lasting=True)
+    if csr.cache is not None:
+        return csr.cache
+    return derived((csr.col, csr.rowptr), ("cache", csr.num_cols), dict, lasting=True)
 
 
 def of_matrix(csr: CSR, key: Hashable, make: Callable[[], T]) -> T:
     """Return the value stored for a CSR matrix; compute and store it if there is none."""
-    values = known_of(csr)
+    values = cache_of(csr)
     value: T | None = values.get(key)
     if value is None:
         value = values[key] = make()

@@ -51,8 +51,8 @@ class Graph:
     perm: Tensor | None
     sorted: bool
     plans: dict[Any, Any]
-    _known: dict[Any, Any]
-    _known_of_transpose: dict[Any, Any]
+    _cache: dict[Any, Any]
+    _transposed_cache: dict[Any, Any]
 
     # Of a graph that is new; a step may make one for each of its layers.
     built = False
@@ -117,7 +117,7 @@ class Graph:
         self.col = col
         self.perm = perm
         self.sorted = sorted
-        self.plans, self._known, self._known_of_transpose = {}, {}, {}
+        self.plans, self._cache, self._transposed_cache = {}, {}, {}
         self.built = True
 
     def __getattr__(self, name: str) -> Any:
@@ -130,7 +130,7 @@ class Graph:
         self.build()
         # Copies run with plans of their own.
         return self.__dict__ | {
-            "plans": {}, "_known": {}, "_known_of_transpose": {}, "_edges": None
+            "plans": {}, "_cache": {}, "_transposed_cache": {}, "_edges": None
         }  # fmt: skip
 
     _from_coo = staticmethod(csr_of_edges)
@@ -324,7 +324,7 @@ class Graph:
         if not self.built and (other := self.build()) is not self:
             return other.csr(edge_order=edge_order)
         eid = self.perm if edge_order else None
-        return CSR(self.rowptr, self.col, eid, self.num_cols, self.sorted, self._known)
+        return CSR(self.rowptr, self.col, eid, self.num_cols, self.sorted, self._cache)
 
     @for_autograd
     def transposed(self, *, edge_order: bool = False) -> CSR:
@@ -338,7 +338,7 @@ class Graph:
             if self._transposed_edges is None:
                 self._transposed_edges = self.perm.index_select(0, perm)
             perm = self._transposed_edges
-        return CSR(rowptr, col, perm, self.num_rows, True, self._known_of_transpose)
+        return CSR(rowptr, col, perm, self.num_rows, True, self._transposed_cache)
 
     def __repr__(self) -> str:
         dtype = f"{self.rowptr.dtype}, " if self.built else ""
