@@ -22,7 +22,7 @@ class Output:
         of: index of a result of an earlier pass (``winner``).
         trailing: shape of a row of the result, if another than ``shape`` with as many elements.
         wide: the result has the dtype of sums instead of the dtype of the operands.
-        kept: the call returns it; others are read by later passes only.
+        returned: the call returns it; others are read by later passes only.
     """
 
     formula: Formula
@@ -32,7 +32,7 @@ class Output:
     of: int = -1
     trailing: tuple[int, ...] = ()
     wide: bool = False
-    kept: bool = True
+    returned: bool = True
 
 
 Passes = tuple[tuple[Output, ...], ...]

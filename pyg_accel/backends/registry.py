@@ -66,7 +66,7 @@ def get_backend(name: str) -> Backend:
     Raises:
         ValueError: naming those that exist.
     """
-    known = backends()
-    if name not in known:
-        raise ValueError(f"no backend named '{name}'; there are {', '.join(known)}")
-    return known[name]
+    available = backends()
+    if name not in available:
+        raise ValueError(f"no backend named '{name}'; there are {', '.join(available)}")
+    return available[name]

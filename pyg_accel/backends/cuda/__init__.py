@@ -19,7 +19,7 @@ from pyg_accel.backends.base import Backend, Kernel, placement_reasons, table
 from pyg_accel.backends.cuda import cbsr, sddmm, spmm
 from pyg_accel.backends.cuda.choice import Launch, choose_launch
 from pyg_accel.backends.cuda.match import product_of
-from pyg_accel.backends.cuda.rest import can_share
+from pyg_accel.backends.cuda.remainder import can_share
 from pyg_accel.backends.dtypes import DTYPES, Tolerance
 from pyg_accel.backends.spec import OpSpec, shapes_of
 from pyg_accel.costs import RATES

@@ -38,16 +38,16 @@ class _Costs:
     """Factors that were fitted by hand, of sums and of dots.
 
     Attributes:
-        rest: an entry that CUDA cores keep, over one of all; and more where features are far.
-        far_rest: that.
+        remainder: an entry that CUDA cores keep, over one of all; and more where features are far.
+        far_remainder: that.
         far_column: a column of a tile, where features are far.
         short_column: exponent of what is lost by short rows, of columns.
         short_entry: of entries.
         doubt: the margin that an expected gain must exceed.
     """
 
-    rest: float
-    far_rest: float
+    remainder: float
+    far_remainder: float
     far_column: float
     short_column: float
     short_entry: float
@@ -97,11 +97,11 @@ def terms(
     short = max(_FULL_ROW / max(row, 1), 1.0)
     far = max(0.0, 1 - _L2 / max(num_cols * min(row, _SLICE), 1))
     columns = shared.columns * (1 + costs.far_column * far) * short**costs.short_column
-    rest = 0.0
+    remainder = 0.0
     if shared.least > 1:
-        rest = (1 - shared.entries) * (costs.rest + costs.far_rest * far)
-        rest += 0.0 if dot else _ADD / max(mean, 1.0)
-    return columns, shared.entries * short**costs.short_entry, rest
+        remainder = (1 - shared.entries) * (costs.remainder + costs.far_remainder * far)
+        remainder += 0.0 if dot else _ADD / max(mean, 1.0)
+    return columns, shared.entries * short**costs.short_entry, remainder
 
 
 @lru_cache(maxsize=4096)
@@ -132,9 +132,9 @@ def choose_launch(
     prices = _prices()["dot" if dot else "sum"][mode_of(dtype, rounded=rounded)]
 
     def ratio_of(shared: Shared) -> float:
-        columns, entries, rest = terms(shared, row, num_cols, mean, dot=dot)
+        columns, entries, remainder = terms(shared, row, num_cols, mean, dot=dot)
         column, entry = prices[str(shared.window)]
-        return columns * column + entries * entry + rest
+        return columns * column + entries * entry + remainder
 
     able = [shared for shared in sharing if shared.least == 1 or not alone]
     best = min(able, key=ratio_of, default=None)
@@ -151,5 +151,5 @@ def choose_launch(
 @cache
 def _prices() -> dict[str, dict[str, dict[str, tuple[float, float]]]]:
     """Prices of a column and of an entry, by product, mode and window."""
-    found: dict[str, dict[str, dict[str, tuple[float, float]]]] = json.loads(FILE.read_text())
-    return found
+    prices: dict[str, dict[str, dict[str, tuple[float, float]]]] = json.loads(FILE.read_text())
+    return prices

@@ -35,8 +35,8 @@ class TileSchedule:
         splits: [S * 3] int32, divided windows: window, first partial sum, how many.
         num_partials: partial sums.
         num_columns: rows of the features that one pass over all tiles fetches.
-        rest: the entries that are in no tile, numbered anew; None if all are in tiles.
-        rest_entry: [E - S] int32, the CSR entry of each of those.
+        remainder: the entries that are in no tile, numbered anew; None if all are in tiles.
+        remainder_entry: [E - S] int32, the CSR entry of each of those.
     """
 
     window: int
@@ -48,8 +48,8 @@ class TileSchedule:
     splits: Tensor
     num_partials: int
     num_columns: int
-    rest: CSR | None
-    rest_entry: Tensor | None
+    remainder: CSR | None
+    remainder_entry: Tensor | None
 
 
 def in_32_bits(csr: CSR) -> CSR:
@@ -60,7 +60,7 @@ def in_32_bits(csr: CSR) -> CSR:
     def make() -> CSR:
         rowptr, col, eid = (None if t is None else t.to(torch.int32) for t in csr[:3])
         assert rowptr is not None and col is not None
-        return csr._replace(rowptr=rowptr, col=col, eid=eid, known={})
+        return csr._replace(rowptr=rowptr, col=col, eid=eid, cache={})
 
     owners = [t for t in csr[:3] if t is not None]
     return derived(owners, ("32 bits", csr.num_cols, csr.sorted), make, lasting=True)
@@ -80,7 +80,7 @@ def plan_of(csr: CSR, window: int, least: int = 1) -> TileSchedule:
 
 def _build(csr: CSR, window: int, least: int) -> TileSchedule:
     tiles = tiles_of(csr, window, TILE, least)
-    rest, rest_entry = _rest(csr, tiles.entry) if least > 1 else (None, None)
+    remainder, remainder_entry = _remainder(csr, tiles.entry) if least > 1 else (None, None)
     items, splits, partials = divide(tiles.window_ptr.long(), SHORTEST, BLOCKS)
     return TileSchedule(
         window=window,
@@ -92,12 +92,12 @@ def _build(csr: CSR, window: int, least: int) -> TileSchedule:
         splits=splits.flatten(),
         num_partials=partials,
         num_columns=tiles.num_columns,
-        rest=rest,
-        rest_entry=rest_entry,
+        remainder=remainder,
+        remainder_entry=remainder_entry,
     )
 
 
-def _rest(csr: CSR, entry: Tensor) -> tuple[CSR | None, Tensor | None]:
+def _remainder(csr: CSR, entry: Tensor) -> tuple[CSR | None, Tensor | None]:
     """The matrix without some of its entries, and which entries it still has."""
     if entry.numel() == csr.col.numel():
         return None, None
@@ -105,8 +105,8 @@ def _rest(csr: CSR, entry: Tensor) -> tuple[CSR | None, Tensor | None]:
     stays[entry.long()] = False
     before = torch.zeros(stays.numel() + 1, dtype=csr.rowptr.dtype, device=stays.device)
     torch.cumsum(stays, 0, out=before[1:])
-    rest = CSR(before[csr.rowptr.long()], csr.col[stays], None, csr.num_cols, csr.sorted)
-    return rest, stays.nonzero().flatten().to(torch.int32)
+    remainder = CSR(before[csr.rowptr.long()], csr.col[stays], None, csr.num_cols, csr.sorted)
+    return remainder, stays.nonzero().flatten().to(torch.int32)
 
 
 def divide(window_ptr: Tensor, shortest: int, blocks: int) -> tuple[Tensor, Tensor, int]:

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from pyg_accel.backends.cuda import rest
+from pyg_accel.backends.cuda import remainder
 from pyg_accel.backends.cuda.choice import MOST_SLICE
 from pyg_accel.backends.cuda.plan import in_32_bits, plan_of
 from pyg_accel.backends.cuda.spmm import aligned
@@ -42,17 +42,19 @@ def run(
     """
     csr = in_32_bits(csr)
     plan, library = plan_of(csr, window, least), cuda_library()
-    order, others = (_edges(entry, csr.eid) for entry in (plan.entry, plan.rest_entry))
-    to, given = aligned(target), aligned(source)
+    order, others = (_edges(entry, csr.eid) for entry in (plan.entry, plan.remainder_entry))
+    to, gathered = aligned(target), aligned(source)
     slice = min(slice, most_features(window, source.dtype.itemsize, source.device))
-    passes = given.size(1) > slice
+    passes = gathered.size(1) > slice
     out = source.new_empty(csr.col.numel(), dtype=torch.float32 if passes else source.dtype)
     library.sddmm(
-        plan.items, plan.tile_ptr, plan.tile_col, plan.slot, order, to, given, source.size(1),
+        plan.items, plan.tile_ptr, plan.tile_col, plan.slot, order, to, gathered, source.size(1),
         window, slice, exact, out,
     )  # fmt: skip
-    if plan.rest is not None:
-        library.put(rest.sddmm_remainder(plan.rest, target, source).to(out.dtype), others, out)
+    if plan.remainder is not None:
+        library.put(
+            remainder.sddmm_remainder(plan.remainder, target, source).to(out.dtype), others, out
+        )
     return out.to(source.dtype)
 
 

@@ -24,7 +24,7 @@ def edge_passes(edges: Edges, passes: Passes, operands: Sequence[Tensor | None])
             that no formula reads.
 
     Returns:
-        [rows, H, F] of each output that is kept; 0 where there is no edge. Winners are int32 and
+        [rows, H, F] of each returned output; 0 for rows without edges. Winners are int32 and
         number the edges of the list.
     """
     floats = [t.dtype for t in operands if t is not None and t.is_floating_point()]
@@ -39,7 +39,7 @@ def edge_passes(edges: Edges, passes: Passes, operands: Sequence[Tensor | None])
     wide = accumulate(dtype)
     values = [torch.empty(0, 1, 1, dtype=wide) if t is None else t for t in operands]
     values = [t.to(wide) if t.is_floating_point() else t for t in values]
-    kept = []
+    returned: list[Tensor] = []
     for part in passes:
         results = []
         for output in part:
@@ -54,13 +54,13 @@ def edge_passes(edges: Edges, passes: Passes, operands: Sequence[Tensor | None])
             else:
                 result = _reduced(message, output, index, count)
             results.append(result)
-            if output.kept:
+            if output.returned:
                 exact = output.wide or output.reduce == "winner"
                 shape = (count, *(output.trailing or output.shape))
                 out = (result if exact else result.to(dtype)).reshape(shape)
-                kept.append(out if out._base is None else out.clone())  # which users may change
+                returned.append(out if out._base is None else out.clone())  # users may change it
         values += results
-    return kept
+    return returned
 
 
 def _reduced(message: Tensor, output: Output, index: Tensor, rows: int) -> Tensor:

@@ -43,8 +43,8 @@ _SPARSE, _DENSE = 20, 200
 
 def run(csr: CSR, score: Formula, value: Formula, operands: list[Tensor]) -> list[Tensor]:
     """Run a call by itself."""
-    found: list[Tensor] = bind(csr, score, value, operands)(csr).bound()(operands)
-    return found
+    results: list[Tensor] = bind(csr, score, value, operands)(csr).bound()(operands)
+    return results
 
 
 def bind(
@@ -84,8 +84,8 @@ def run_several(
     csr: CSR, formulas: list[Formula], reduces: list[str], operands: list[Tensor]
 ) -> list[Tensor]:
     """Run several formulas in one pass."""
-    found: list[Tensor] = bind_several(csr, formulas, reduces, operands)(csr).bound()(operands)
-    return found
+    results: list[Tensor] = bind_several(csr, formulas, reduces, operands)(csr).bound()(operands)
+    return results
 
 
 def bind_several(
@@ -140,8 +140,8 @@ def _bind_several(
 
 def run_backward(csr: CSR, call: AttentionGradient) -> list[Tensor]:
     """Run a call by itself."""
-    found: list[Tensor] = bind_backward(csr, call)(csr).bound()(call.tensors)
-    return found
+    results: list[Tensor] = bind_backward(csr, call)(csr).bound()(call.tensors)
+    return results
 
 
 def bind_backward(csr: CSR, call: AttentionGradient) -> Callable[[CSR], Launch]:
@@ -234,12 +234,12 @@ def _pass_over(
         outputs, score, infinite, kind, csr.eid is None,
         *[(t.dtype, t.stride(0), t.size(1), t.size(2)) for t in operands],
     )  # fmt: skip
-    found = _passes.get(key)
-    if found is None:
+    row_pass = _passes.get(key)
+    if row_pass is None:
         shapes = shapes_of(operands)
         plain = [replace(o, formula=_without_short_sums(o.formula, shapes)) for o in outputs]
         score = None if score is None else _without_short_sums(score, shapes)
-        found = _passes[key] = RowPass(
+        row_pass = _passes[key] = RowPass(
             csr, plain, operands, score=score, infinite=infinite, whole=True
         )
-    return found
+    return row_pass

@@ -62,20 +62,20 @@ def dot(csr: CSR, values: Tensor, indices: Tensor, x: Tensor) -> Tensor:
 def _over_rows(
     csr: CSR,
     eid: Tensor | None,
-    given: tuple[Tensor | None, Tensor | None],
+    values: tuple[Tensor | None, Tensor | None],
     indices: Tensor,
     x: Tensor,
     out: Tensor,
     *,
     dot: bool,
 ) -> None:
-    """Launch the kernel over rows and pieces; `given`: weights of edges, and stored values."""
+    """Launch the kernel over rows and pieces; `values`: weights of edges, and stored values."""
     if csr.col.numel() == 0:
         return
     k = indices.size(1)
     slots = min(1 << (k - 1).bit_length(), 32)
     for tasks, where, longest in _tasks(csr):
-        arguments = (csr.rowptr, *where, csr.col, eid, *given, indices, x, out, longest, k,
+        arguments = (csr.rowptr, *where, csr.col, eid, *values, indices, x, out, longest, k,
                      x.size(1))  # fmt: skip
         launch(row_kernel, (tasks,), arguments, EDGES=GATHERS * 32 // slots, SLOTS=slots,
                PIECES=where[0] is not None, DOT=dot, ACC=type_of(accumulate(x.dtype)))  # fmt: skip

@@ -38,15 +38,15 @@ class _Read(NamedTuple):
 
     seen: OperandFacts
     slot: Slot
-    raw: str
+    ordered: str
 
 
 def run(edges: Edges, passes: Passes, operands: list[Tensor]) -> list[Tensor]:
     """Run a call by itself."""
-    found: list[Tensor] = bind(edges, passes, operands)(
+    results: list[Tensor] = bind(edges, passes, operands)(
         edges.edge_index, edges.sizes(), [t for t in operands if t is not None]
     )
-    return found
+    return results
 
 
 def bind(
@@ -56,28 +56,28 @@ def bind(
 
     It takes the edge list, :meth:`Edges.sizes` and the operands that are not None.
     """
-    given = [t for t in operands if t is not None]
-    dtypes = tuple(t.dtype for t in given if t.is_floating_point())
-    sequence = Sequence(1 + len(given), edges.edge_index.device)
+    present = [t for t in operands if t is not None]
+    dtypes = tuple(t.dtype for t in present if t.is_floating_point())
+    sequence = Sequence(1 + len(present), edges.edge_index.device)
     slots = iter(sequence.operands[1:])
     reads = [None if t is None else _Read(OperandFacts((0, *t.shape[1:]), t.stride(0), t.dtype),
                                           next(slots), "") for t in operands]  # fmt: skip
-    made: list[tuple[EdgeRecipe, tuple[int, ...]]] = []
-    later = [_Read(_seen(output, dtypes), Slot(0), _raw(output))
+    generated: list[tuple[EdgeRecipe, tuple[int, ...]]] = []
+    later = [_Read(_seen(output, dtypes), Slot(0), _order(output))
              for part in passes for output in part]  # fmt: skip
     plain = [*reads, *later]
     at = len(operands)
     for part in passes:
         recipe, used = _recipe(part, plain[:at], dtypes)
         loops, traps = edges.loops is not None, edges.edge_index.is_cuda
-        made.append((replace(recipe, loops=loops, traps=traps), used))
+        generated.append((replace(recipe, loops=loops, traps=traps), used))
         at += len(part)
-    places = _allocate(sequence, passes, [recipe for recipe, _ in made], dtypes)
-    for part, (recipe, used) in zip(passes, made, strict=True):
+    places = _allocate(sequence, passes, [recipe for recipe, _ in generated], dtypes)
+    for part, (recipe, used) in zip(passes, generated, strict=True):
         buffers = [next(places) for _ in part]
         _append(sequence, recipe, [reads[i] for i in used], [buffer for buffer, _ in buffers])
         for output, (buffer, final) in zip(part, buffers, strict=True):
-            reads.append(_Read(_seen(output, dtypes), buffer, _raw(output)))
+            reads.append(_Read(_seen(output, dtypes), buffer, _order(output)))
             if final is not None:
                 _finish(sequence, output, buffer, final, recipe.accumulate)
 
@@ -89,7 +89,7 @@ def bind(
     return go
 
 
-def _raw(output: Output) -> str:
+def _order(output: Output) -> str:
     return output.reduce if output.reduce in ("max", "min") else ""
 
 
@@ -133,7 +133,7 @@ def _recipe(
     recipe = EdgeRecipe(
         outputs=outputs, stored=tuple(kind_of(output.shape, heads, width) for output in part),
         kinds=tuple(s.kind for s in shapes), aligned=tuple(s.unit for s in shapes),
-        near=(False,) * len(shapes), raw=tuple(r.raw for r in read),
+        near=(False,) * len(shapes), ordered=tuple(r.ordered for r in read),
         lanes=max(ELEMENTS // (block * columns), 1), unroll=max(LOADS // gathers, 2), heads=block,
         columns=columns, blocks=-(-heads // block), slices=-(-width // columns), unit=unit,
         even_heads=heads % block == 0, even_width=width % columns == 0,
@@ -159,8 +159,10 @@ def _allocate(
         stays.append(output.reduce == "sum" and (dtype == bits or not atomic))
         own: tuple[int, ...] = output.trailing or output.shape
         shape: tuple[int | Size, ...] = (_COUNTS[output.side], *own)
-        kept = sequence.result(shape, dtype, zero=stays[-1] and atomic) if output.kept else None
-        finals.append(kept)
+        result = (
+            sequence.result(shape, dtype, zero=stays[-1] and atomic) if output.returned else None
+        )
+        finals.append(result)
     for (output, recipe, k), final, stay in zip(outputs, finals, stays, strict=True):
         if stay and final is not None:
             yield final, None

@@ -125,10 +125,10 @@ def _trap(recipe: EdgeRecipe, operand: Operand) -> str:
 
 def _load(recipe: EdgeRecipe, operand: Operand, u: int, is_index: bool) -> str:
     row = f"at{u}" if operand.side == "e" else f"{_IDS[operand.side]}{u}"
-    raw = recipe.raw[operand.index]
-    code = load(recipe, operand.index, row, f"ok{u}", scalar=False, cast=not (raw or is_index))
-    if raw:
-        code = f"{'-' if raw == 'min' else ''}from_ordered({code}, ACC)"
+    ordered = recipe.ordered[operand.index]
+    code = load(recipe, operand.index, row, f"ok{u}", scalar=False, cast=not (ordered or is_index))
+    if ordered:
+        code = f"{'-' if ordered == 'min' else ''}from_ordered({code}, ACC)"
     return f"{operand.side}{operand.index}_{u} = {code}"
 
 
@@ -150,7 +150,7 @@ def _value(recipe: EdgeRecipe, names: Names, k: int, u: int) -> str:
     name = value(recipe, names, output.formula, recipe.stored[k], recipe.lanes, f"at{u}")
     if output.reduce == "sum":
         return name
-    of = output.reduce if output.reduce != "winner" else recipe.raw[output.of]
+    of = output.reduce if output.reduce != "winner" else recipe.ordered[output.of]
     names.lines.append(f"b{k} = ordered({'-' if of == 'min' else ''}{name}, BITS)")
     if output.reduce == "winner":  # the first edge of the lowest source: the largest number
         number = f"(col{u}.to(tl.int64) << 32) | at{u}.to(tl.int64)"

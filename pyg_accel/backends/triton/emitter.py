@@ -130,10 +130,10 @@ def selectors(formulas: list[Formula]) -> set[Formula]:
     return {o for formula in formulas for o in index_operands(formula)}
 
 
-def names_of(recipe: Recipe, known: dict[Formula, str], suffix: str) -> Names:
+def names_of(recipe: Recipe, computed: dict[Formula, str], suffix: str) -> Names:
     """Names in which sums over the width are sums of a block."""
     inner = "{x}" if recipe.even_width else "tl.where(w_ok, {x}, 0.0)"
-    return Names(dict(known), suffix, summed=f"tl.sum({inner}, axis=2, keep_dims=True)")
+    return Names(dict(computed), suffix, summed=f"tl.sum({inner}, axis=2, keep_dims=True)")
 
 
 def value(recipe: Recipe, names: Names, formula: Formula, kind: str, edges: int, edge: str) -> str:

@@ -25,16 +25,16 @@ _LONGEST_PRODUCT = 8  # larger whole powers go through the logarithm
 class Names:
     """Values that a kernel has computed already, and names for new ones."""
 
-    known: dict[Formula, str]
+    computed: dict[Formula, str]
     suffix: str
     lines: list[str] = field(default_factory=list)
     summed: str = ""  # code of the sum of {x} over the width, where a kernel has the whole width
 
     def new(self, code: str, node: Formula) -> str:
         """Assign code to a fresh name."""
-        name = f"t{len(self.known)}_{self.suffix}"
+        name = f"t{len(self.computed)}_{self.suffix}"
         self.lines.append(f"{name} = {code}")
-        self.known[node] = name
+        self.computed[node] = name
         return name
 
 
@@ -54,8 +54,8 @@ def emit(node: Formula, names: Names, edge: str) -> str:
         names: of what is there; new values are added.
         edge: name of the edge numbers, for ``sel``.
     """
-    if node in names.known:
-        return names.known[node]
+    if node in names.computed:
+        return names.computed[node]
     match node:
         case Const(value=value):
             return names.new(f"tl.full([1, 1, 1], {number(value)}, ACC)", node)

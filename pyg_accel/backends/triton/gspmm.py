@@ -39,7 +39,7 @@ def bind(
     """Return what launches calls like this one."""
     if has_sum(formula):
         return lambda csr: Launch(
-            lambda given: run(csr, formula, given, reduces, want_arg=want_arg), listed=True
+            lambda operands: run(csr, formula, operands, reduces, want_arg=want_arg), listed=True
         )
     summed = "none" not in reduces
     if summed and (wide := rows_to_pad([formula], operands, csr.col.numel(), csr.num_rows)):
@@ -81,20 +81,20 @@ def _bind_padded(
 
 
 def _without_sums(
-    csr: CSR, formula: Formula, operands: list[Tensor], found: dict[Formula, Formula]
+    csr: CSR, formula: Formula, operands: list[Tensor], replaced: dict[Formula, Formula]
 ) -> Formula:
     """Compute the sums over the width inside a formula, E x H each; append them to the operands."""
-    if formula in found:
-        return found[formula]
-    changed = map_children(formula, lambda part: _without_sums(csr, part, operands, found))
+    if formula in replaced:
+        return replaced[formula]
+    changed = map_children(formula, lambda part: _without_sums(csr, part, operands, replaced))
     if not isinstance(changed, Sum):
         return changed
     if _width(changed.arg, operands) == 1:
         return changed.arg
     dtype = accumulate_dtype(tuple(t.dtype for t in operands))
     operands.append(_dot(csr, changed.arg, operands, dtype))
-    found[formula] = Operand("e", len(operands) - 1)
-    return found[formula]
+    replaced[formula] = Operand("e", len(operands) - 1)
+    return replaced[formula]
 
 
 def _width(formula: Formula, operands: list[Tensor]) -> int:

@@ -199,9 +199,9 @@ def _dot_slice(
 
     def seconds(width: int) -> float:
         parts = -(-columns // width)
-        kept = min(device.l2_bytes * L2_PART / max(working_set * width, 1), 1.0)
+        cached = min(device.l2_bytes * L2_PART / max(working_set * width, 1), 1.0)
         each = edges * 12 / hbm + rows * ROW_SECONDS if parts > 1 else 0.0
-        return moved * ((1 - kept) / hbm + kept / l2) + parts * each
+        return moved * ((1 - cached) / hbm + cached / l2) + parts * each
 
     narrow = min(whole, 128 // itemsize)
     widths = [narrow << i for i in range((whole // narrow).bit_length())]

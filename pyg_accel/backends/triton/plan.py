@@ -243,8 +243,8 @@ def _moved(formula: Formula, used: tuple[int, ...]) -> Formula:
 def _renumbered(outputs: tuple[Output, ...], used: tuple[int, ...]) -> tuple[Output, ...]:
     """Outputs of the operands that are used, without what kernels do not depend on."""
     return tuple(
-        replace(output, formula=_moved(output.formula, used), trailing=(), kept=True, wide=False,
-                of=used.index(output.of) if output.of >= 0 else -1)
+        replace(output, formula=_moved(output.formula, used), trailing=(), returned=True,
+                wide=False, of=used.index(output.of) if output.of >= 0 else -1)
         for output in outputs
     )  # fmt: skip
 

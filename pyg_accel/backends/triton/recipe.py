@@ -66,14 +66,14 @@ class EdgeRecipe(Recipe):
     """Of a kernel that goes over the edges of an edge list.
 
     Attributes:
-        raw: of each operand: ``max`` or ``min`` for bits that a pass with that reduction left.
+        ordered: of each operand: ``max`` or ``min`` for bits that a pass with that reduction left.
         lanes: edges of a program side by side.
         unroll: neighbouring edges of each lane.
         loops: nodes have a self-loop each, in place of all in the edge list.
         traps: ids of nodes that do not exist are an error on the device.
     """
 
-    raw: tuple[str, ...]
+    ordered: tuple[str, ...]
     lanes: int
     unroll: int
     loops: bool = False
@@ -118,7 +118,7 @@ class RowRecipe(Recipe):
         adds: sums over the width are added to what earlier launches left, a slice each.
         tile: rows, lanes and unroll of a program.
         tasks: ``rows``, ``order`` (rows in a given order) or ``pieces`` (of long rows, whose
-            results stay raw).
+            results stay unreduced).
         hubs: rows above the limit are left to others.
         numbered: entries have edge numbers of their own.
         position: dtype of positions in ``col``.

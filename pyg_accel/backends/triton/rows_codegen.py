@@ -102,13 +102,13 @@ def _entries(recipe: RowRecipe) -> list[str]:
     scalar = tile.rows == 1  # one row: its numbers are scalars
     operands, indices = operands_read(formulas), selectors(formulas)
     body = column_lines(recipe, "part" * recipe.adds) + _tasks(recipe)
-    known: dict[Formula, str] = {}
+    computed: dict[Formula, str] = {}
     for o in operands:
         if o.side == "v":
-            known[o] = f"v{o.index}"
+            computed[o] = f"v{o.index}"
             code = load(recipe, o.index, "row", "keep", scalar=scalar, cast=o not in indices)
-            body.append(f"{known[o]} = {code}")
-    invariants = names_of(recipe, known, "row")
+            body.append(f"{computed[o]} = {code}")
+    invariants = names_of(recipe, computed, "row")
     for part in dict.fromkeys(part for formula in formulas for part in per_target(formula)):
         emit(part, invariants, "")
     body += invariants.lines + _starts(recipe, _edges(recipe))
@@ -125,7 +125,7 @@ def _entries(recipe: RowRecipe) -> list[str]:
     body += [f"longest = {longest}", "step = 0", "while step < longest:"]
     moving = [o for o in operands if o.side != "v"]
     body += [f"    {line}" for line in _reads(recipe, moving, indices)]
-    body += [f"    {line}" for line in _step(recipe, invariants.known, moving)]
+    body += [f"    {line}" for line in _step(recipe, invariants.computed, moving)]
     body.append(f"    step += {tile.lanes * tile.unroll}")
     body += _fold(recipe)
     if recipe.tasks == "pieces":
@@ -163,14 +163,14 @@ def _reads(recipe: RowRecipe, moving: list[Operand], indices: set[Formula]) -> l
     edges = any(o.side == "e" for o in moving) or bool(indices)
     edges = edges or any(output.side == "e" for output in recipe.outputs)
     positions = bool(recipe.winners) or (edges and not recipe.numbered)
-    lines, loads = ["rest = left - step"], []
+    lines, loads = ["remaining = left - step"], []
     if gathers and not clamps:
         lines.append("col_here = col_at + step")
     if edges and recipe.numbered and not clamps:
         lines.append("eid_here = eid_at + step")
     for u in range(tile.unroll):
         far = f" + {u * tile.lanes}" if u else ""
-        lines.append(f"ok{u} = rest > {u * tile.lanes}")
+        lines.append(f"ok{u} = remaining > {u * tile.lanes}")
         if clamps:
             lines.append(f"at{u} = tl.minimum(offset + (step{far}), last)")
         elif positions:
@@ -192,11 +192,11 @@ def _reads(recipe: RowRecipe, moving: list[Operand], indices: set[Formula]) -> l
     return lines + loads
 
 
-def _step(recipe: RowRecipe, known: dict[Formula, str], moving: list[Operand]) -> list[str]:
+def _step(recipe: RowRecipe, computed: dict[Formula, str], moving: list[Operand]) -> list[str]:
     """The arithmetic of one pass of the loop; equal parts are computed once."""
     unroll = recipe.tile.unroll
     names = [
-        names_of(recipe, {**known, **{o: f"{o.side}{o.index}_{u}" for o in moving}}, str(u))
+        names_of(recipe, {**computed, **{o: f"{o.side}{o.index}_{u}" for o in moving}}, str(u))
         for u in range(unroll)
     ]
     lines = _scores(recipe, names) if recipe.score is not None else []
@@ -363,11 +363,11 @@ def _finish(recipe: RowRecipe, *, whole: bool = False) -> list[str]:
     for k, output in enumerate(recipe.outputs):
         if recipe.winners and output.reduce in ("max", "min"):
             at = f"{recipe.state_of(k).name}_at"
-            lines.append(f"found = {at} != NOWHERE")
+            lines.append(f"exists = {at} != NOWHERE")
             if recipe.winners == "col" or recipe.numbered:
-                lines.append(f"winner{k} = tl.load({source} + {at}, mask=found, other=-1)")
+                lines.append(f"winner{k} = tl.load({source} + {at}, mask=exists, other=-1)")
             else:
-                lines.append(f"winner{k} = tl.where(found, {at}, -1)")
+                lines.append(f"winner{k} = tl.where(exists, {at}, -1)")
             results[f"winner{k}"] = State(f"winner{k}", "", recipe.stored[k])
     return lines + _stores(recipe, results, whole=whole)
 

@@ -102,20 +102,20 @@ def run(
         "PADDED": rows * width < entries,
     }
     factors = weight is not None or by_row
-    sources, values, kept = csr.col, None, 0
+    sources, values, samples = csr.col, None, 0
     if sampling.strategy == "bucket" and not factors:
         shared["PADDED"] = False  # the chosen columns lie side by side as they are
     else:
-        kept = min(rows * width, entries)
-        sources = csr.col.new_empty(kept)
+        samples = min(rows * width, entries)
+        sources = csr.col.new_empty(samples)
         if factors:
-            values = torch.empty(heads, kept, dtype=kind, device=x.device)
+            values = torch.empty(heads, samples, dtype=kind, device=x.device)
         block, lanes = CHOOSE_TILE
         launch(
             choose_kernel,
             (-(-rows // block), heads if factors else 1),
             (csr.rowptr, csr.col, csr.eid, scale if by_row else None, weight, sources, values,
-             rows, heads, width, kept),
+             rows, heads, width, samples),
             warps=4,
             ROWS=block,
             LANES=min(lanes, 1 << (width - 1).bit_length()),
@@ -133,7 +133,7 @@ def run(
         sum_kernel,
         (-(-rows // tile.rows), -(-features // tile.columns) * heads),
         (csr.rowptr, sources, values, x, None if by_row else scale, out, rows,
-         features // unit, x.stride(0) // unit, heads, width, kept),
+         features // unit, x.stride(0) // unit, heads, width, samples),
         warps=tile.warps,
         ROWS=tile.rows,
         LANES=tile.lanes,

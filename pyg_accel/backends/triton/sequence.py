@@ -150,9 +150,9 @@ class Sequence:
         if self._native is None and self._usual and self._device.type == "cuda":
             self._native = self._written()
         if self._native is not None:
-            found = self._native(operands, sizes)
-            if found:  # operands begin at multiples of 16 bytes, and sizes have 32 bits
-                return found
+            results = self._native(operands, sizes)
+            if results:  # operands begin at multiples of 16 bytes, and sizes have 32 bits
+                return results
         usual = self._usual and not any(t.data_ptr() % 16 for t in operands)
         usual = usual and not any(size >= 2**31 for size in sizes)
         fresh = []
@@ -162,14 +162,14 @@ class Sequence:
             fresh.append(make(own, dtype=dtype, device=self._device))
         tensors = [*operands, *fresh]
         for kernel, grid, arguments in self._calls:
-            given = [
+            arguments = [
                 tensors[a.at] if type(a) is Slot else sizes[a.at] if type(a) is Size else a
                 for a in arguments
             ]
             programs = tuple([n if isinstance(n, int) else -(-sizes[n.at] * n.times // n.per)
                               for n in grid])  # fmt: skip
             if 0 not in programs:
-                kernel.launch(programs, given, usual=usual)
+                kernel.launch(programs, arguments, usual=usual)
         return fresh[: self._results]
 
     def _written(self) -> Callable[..., list[Tensor]] | None:
