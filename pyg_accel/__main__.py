@@ -45,15 +45,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     tune = commands.add_parser("tune", help="measure call costs and launches on this machine")
     tune.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")
     tune.add_argument("--out", type=Path, help="file to write; default: the one that is used")
-    given = parser.parse_args(argv)
-    if given.command == "explain":
-        return explain_model(given.model, given.inputs, train=given.train, format=given.format)
-    if given.command == "profile":
-        return profile_machine(given.device, given.out, given.minutes)
-    if given.command == "tune":
-        return tune_machine(given.device, given.out)
-    if given.command == "run":
-        return run_script(given.script, given.args, module=given.module)
+    options = parser.parse_args(argv)
+    if options.command == "explain":
+        kwargs = {"train": options.train, "format": options.format}
+        return explain_model(options.model, options.inputs, **kwargs)
+    if options.command == "profile":
+        return profile_machine(options.device, options.out, options.minutes)
+    if options.command == "tune":
+        return tune_machine(options.device, options.out)
+    if options.command == "run":
+        return run_script(options.script, options.args, module=options.module)
     return doctor()
 
 
@@ -70,8 +71,8 @@ def doctor() -> int:
     print(f"Python {platform.python_version()}, {platform.platform()}")
     distributions = packages_distributions()
     for module in PACKAGES:
-        found = _version(module, distributions.get(module, ()))
-        print(f"  {module:16} {found}{_untested(module, found)}")
+        installed = _version(module, distributions.get(module, ()))
+        print(f"  {module:16} {installed}{_untested(module, installed)}")
     print(f"processor: {processor()}, {torch.get_num_threads()} threads")
     print(f"large pages: {'; '.join(small_pages_reasons()) or 'yes'}")
     gpus = torch.cuda.device_count()
@@ -131,9 +132,9 @@ def _tuning(kind: str) -> str:
     return f"{device}: measured on {day} ({tuning_file()})"
 
 
-def _untested(module: str, found: str) -> str:
+def _untested(module: str, installed: str) -> str:
     """Return a note on a version that is newer than what was tested; empty if it is not."""
-    newest, number = TESTED.get(module), re.match(r"(\d+)\.(\d+)", found)
+    newest, number = TESTED.get(module), re.match(r"(\d+)\.(\d+)", installed)
     if newest is None or number is None or tuple(map(int, number.groups())) <= newest:
         return ""
     return f": newer than {newest[0]}.{newest[1]}, the newest that was tested"
@@ -201,11 +202,11 @@ def explain_model(target: str, inputs: str, *, train: bool, format: str) -> int:
 
 def _value_of(values: dict[str, Any], path: str, script: str) -> Any:
     """Return a global of a script, or an attribute of one, by its name."""
-    first, *rest = path.split(".")
+    first, *names = path.split(".")
     if first not in values:
         raise ValueError(f"{script} has no '{first}' outside of its functions")
     value = values[first]
-    for part in rest:
+    for part in names:
         if not hasattr(value, part):
             raise ValueError(f"'{path}': a {type(value).__name__} has no '{part}'")
         value = getattr(value, part)
@@ -245,11 +246,11 @@ def profile_machine(kind: str, out: Path, minutes: float) -> int:
         folder.mkdir(parents=True, exist_ok=True)
         if not collect(device, measurements, minutes):
             print("Out of time: the same command goes on from here.")
-        about = train(measurements, folder)
+        metadata = train(measurements, folder)
     except (ValueError, OSError) as error:
         return _fail("profile", str(error))
-    print(f"{about['device']['name']}: error on graphs that were held out, median and 95%:")
-    for name, part in about["primitives"].items():
+    print(f"{metadata['device']['name']}: error on graphs that were held out, median and 95%:")
+    for name, part in metadata["primitives"].items():
         print(f"  {name:16} {part['error_median']:6.1%} {part['error_95']:6.1%}"
               f"   ({part['rows']} measurements)")  # fmt: skip
     print(f"To use these models: export PYG_ACCEL_COST_MODELS={out.resolve()}")

@@ -55,7 +55,7 @@ class Costs(NamedTuple):
 SHIPPED = {"cpu": Costs(12.0, 5.0, 6.0), "cuda": Costs(50.0, 750.0, 0.267)}
 # Functions of torch that cost the host as much as ...
 _CALL = 4  # one call of a program
-_DECLINED = 1  # one call that is found to be too small
+_DECLINED = 1  # a call that is too small
 _GENERATED = 3  # a kernel that is generated for a formula, or interprets it
 _GRADIENT = 9  # those of its gradient
 _GRAPH = 6  # the CSR form of a small graph, which is built and remembered
@@ -214,11 +214,11 @@ def fewest_edges(
         gradient: a gradient is recorded.
         compiled: PyG's own path would be compiled.
     """
-    found = None if settings.always else costs(device)
-    if found is None:
+    limits = None if settings.always else costs(device)
+    if limits is None:
         return 0
     ahead = device != "cpu" and not compiled
-    return _fewest(found, work, max(row_bytes, work.row_bytes), new, gradient, compiled, ahead)
+    return _fewest(limits, work, max(row_bytes, work.row_bytes), new, gradient, compiled, ahead)
 
 
 def size_reasons(edges: int | torch.SymInt, fewest: int, *, new: bool = False) -> list[str]:

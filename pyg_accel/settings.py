@@ -42,8 +42,8 @@ class Setting:
             return self
         if self.name in instance.assigned:
             return instance.assigned[self.name]
-        raw = _environment.get(self.key)
-        return self.default if raw is None else self.parse(os.fsdecode(raw))
+        text = _environment.get(self.key)
+        return self.default if text is None else self.parse(os.fsdecode(text))
 
     def __set__(self, instance: "Settings", value: bool | int | str | None) -> None:
         """Override the environment; None removes the override."""
@@ -148,5 +148,5 @@ def variables(*names: str) -> Callable[[], Iterator[Any]]:
     return partial(map, _environment.get, [getattr(Settings, name).key for name in names])
 
 
-SETTINGS = tuple(found for found in vars(Settings).values() if isinstance(found, Setting))
+SETTINGS = tuple(setting for setting in vars(Settings).values() if isinstance(setting, Setting))
 settings = Settings()

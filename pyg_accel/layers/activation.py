@@ -45,9 +45,9 @@ def needs_torch(x: Any) -> bool:
 
 def copied(function: T, name: str) -> T:
     """Return a function under another name, under which TorchScript compiles it as a method."""
-    given: Any = function
-    copy: Any = FunctionType(given.__code__, given.__globals__, name, given.__defaults__)
-    copy.__annotations__ = given.__annotations__
+    original: Any = function
+    copy: Any = FunctionType(original.__code__, original.__globals__, name, original.__defaults__)
+    copy.__annotations__ = original.__annotations__
     return copy  # type: ignore[no-any-return]
 
 

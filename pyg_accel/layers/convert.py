@@ -50,17 +50,17 @@ def to_maxk(model: Module, k: int, *, copy: bool = True) -> Module:
     model = copying.deepcopy(model) if copy else model
     places = Counter(id(m) for _, m in model.named_modules(remove_duplicate=False))
     shared = {module for module, count in places.items() if count > 1}
-    found: dict[str, Swap] = {}
+    by_name: dict[str, Swap] = {}
     for name, module in [*model.named_modules()]:
         prefix = f"{name}." if name else ""
         if isinstance(module, BasicGNN) and type(module).forward is BasicGNN.forward:
-            found |= {s.name: s for s in _swap_stack(prefix, module, k, shared)}
+            by_name |= {s.name: s for s in _swap_stack(prefix, module, k, shared)}
         elif type(module) is Sequential:
-            found |= {s.name: s for s in _swap_sequence(prefix, module, k, shared)}
-        elif isinstance(module, MessagePassing) and name not in found:
+            by_name |= {s.name: s for s in _swap_sequence(prefix, module, k, shared)}
+        elif isinstance(module, MessagePassing) and name not in by_name:
             reason = why_not(module, k) or (_IN_CODE if name else "it is the whole model: no ReLU")
-            found[name] = Swap(name, type(module).__name__, reason)
-    swaps = Swaps(found.values())
+            by_name[name] = Swap(name, type(module).__name__, reason)
+    swaps = Swaps(by_name.values())
     if not any(s.swapped for s in swaps):
         raise ValueError(f"nothing of {type(model).__name__} can be put on MaxK\n{swaps}")
     model.maxk_swaps = swaps  # type: ignore[assignment]
@@ -115,7 +115,7 @@ def _swap_sequence(
         if reason:
             yield Swap(name, type(conv).__name__, reason)
             continue
-        relu_kept = "" if relu is None else _why_kept(model, relu, i)
+        relu_kept = "" if relu is None else _relu_reason(model, relu, i)
         yield swap(name, conv, k, relu_kept)
         if relu is not None and not relu_kept:
             setattr(model, model._children[relu].name, Identity())
@@ -136,7 +136,7 @@ def _relu_before(model: Sequential, i: int) -> int | None:
     return None
 
 
-def _why_kept(model: Sequential, relu: int, i: int) -> str:
+def _relu_reason(model: Sequential, relu: int, i: int) -> str:
     """Return why a ReLU stays in front of child ``i``; empty if nothing else depends on it."""
     children = model._children
     module = getattr(model, children[relu].name)

@@ -100,8 +100,8 @@ class _Group:
             by = incs if moves else None
             if by is None or by.dim() == 1 or (by.shape[1:] == (2, 1) and values[0].dim() == 2):
                 dim = graph.__cat_dim__(name, values[0], self.stores[0])
-                if found := library.join(values, dim, by):
-                    return *found, incs
+                if joined := library.join(values, dim, by):
+                    return *joined, incs
         result: tuple[Any, Any, Any] = _collate(
             name, values, self.graphs, self.stores, self.increment
         )

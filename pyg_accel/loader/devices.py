@@ -44,7 +44,7 @@ def place(sampler: Any, data: Any, wanted: torch.device | None) -> None:
 
     Args:
         sampler: a ``torch_geometric.sampler.NeighborSampler``.
-        data: what it was made of.
+        data: its source.
         wanted: the device of its batches; None for the one that all of its graph lies on.
     """
     device = _graph_device(data) if wanted is None else wanted
@@ -80,12 +80,12 @@ def _graph_device(data: Any) -> torch.device:
     """Return where all edges lie; the CPU if that is no single device."""
     if not isinstance(data, (Data, HeteroData)):
         return _CPU
-    found = set()
+    devices = set()
     for store in data.edge_stores:
         edges = store.get("edge_index", store.get("adj_t"))
         where: Any = getattr(edges, "device", _CPU)  # a method of SparseTensor
-        found.add(where() if callable(where) else where)
-    return found.pop() if len(found) == 1 else _CPU
+        devices.add(where() if callable(where) else where)
+    return devices.pop() if len(devices) == 1 else _CPU
 
 
 def _each(held: Any, device: torch.device) -> Any:
@@ -140,7 +140,7 @@ def readable(tensor: Tensor, device: torch.device) -> Tensor:
         return tensor
     dense = type(tensor) is Tensor and tensor.layout is torch.strided and not tensor.requires_grad
 
-    def made() -> Tensor:
+    def move() -> Tensor:
         if device.type != "cuda" or not dense or tensor.nbytes <= _room(device):
             return tensor.to(device)
         _log.info("%.2f GiB do not fit into %s: they stay in pinned host memory",
@@ -149,7 +149,7 @@ def readable(tensor: Tensor, device: torch.device) -> Tensor:
 
     if device.type == "cuda" and dense and tensor.is_pinned() and tensor.is_contiguous():
         return _on_host(tensor, device)
-    return derived([tensor], ("copy", device), made, lasting=True)
+    return derived([tensor], ("copy", device), move, lasting=True)
 
 
 def data_for(data: Data | HeteroData, device: torch.device) -> Any:

@@ -89,8 +89,8 @@ def counted_by(dataset: InMemoryDataset, device: torch.device | None) -> str:
         value = store._mapping[name]
         if isinstance(value, list) and value and isinstance(value[0], str):
             continue
-        known = are_dense([value]) and value.dim() > 0 and "batch" not in name
-        if not known or value.requires_grad or library_of(device or value.device) is None:
+        supported = are_dense([value]) and value.dim() > 0 and "batch" not in name
+        if not supported or value.requires_grad or library_of(device or value.device) is None:
             return ""
         begins = where[name]
         listed = begins.is_cpu and begins.dim() == 1 and begins.dtype == torch.long

@@ -35,11 +35,11 @@ def beside(device: torch.device, *, after: bool) -> Iterator[list[Tensor]]:
         after: it reads what the current stream may still be writing.
 
     Yields:
-        A list for the tensors that are made, which the current stream may use after the block.
+        A list for new tensors, which the current stream may use after the block.
     """
-    made: list[Tensor] = []
+    created: list[Tensor] = []
     if device.type != "cuda":
-        yield made
+        yield created
         return
     current, own = torch.cuda.current_stream(device), _own(device)
     before, own.before = own.before, current.record_event()
@@ -48,7 +48,7 @@ def beside(device: torch.device, *, after: bool) -> Iterator[list[Tensor]]:
     if after:
         own.stream.wait_event(own.before)
     with torch.cuda.stream(own.stream):
-        yield made
+        yield created
     current.wait_stream(own.stream)
-    for tensor in made:
+    for tensor in created:
         tensor.record_stream(current)

@@ -143,17 +143,17 @@ def hetero_relabel_neighborhood(
     rows: dict[str, list[Tensor]] = {"__".join(kind): [] for kind in edge_types}
     cols: dict[str, list[Tensor]] = {"__".join(kind): [] for kind in edge_types}
     for hop in range(len(num_sampled_neighbors_per_node_dict["__".join(edge_types[0])])):
-        found = dict(seen)
+        reached = dict(seen)
         for kind in edge_types:
             name, (of, to) = "__".join(kind), (kind[-1], kind[0]) if csc else (kind[0], kind[-1])
             row = torch.repeat_interleave(_integers(num_sampled_neighbors_per_node_dict[name][hop]))
             col = number[to][used[to] : used[to] + row.numel()]
             used[to] += row.numel()
             if col.numel():
-                found[to] = max(found[to], int(col.max()) + 1)
+                reached[to] = max(reached[to], int(col.max()) + 1)
             rows[name].append((row + before[of]).to(col.dtype))
             cols[name].append(col)
-        before, seen = seen, found  # the nodes of a hop are those that the one before found
+        before, seen = seen, reached  # nodes of the next hop
     row_dict, col_dict = ({k: torch.cat(t) for k, t in each.items()} for each in (rows, cols))
     return (col_dict, row_dict) if csc else (row_dict, col_dict)
 

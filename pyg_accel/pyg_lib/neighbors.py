@@ -39,7 +39,7 @@ class Draw(NamedTuple):
     Attributes:
         device: where.
         replace: with replacement.
-        induced: all edges between the nodes that are found.
+        induced: all edges between the nodes that are out.
         disjoint: a subgraph of its own for every seed.
         temporal_strategy: ``"uniform"`` or ``"last"``.
         backward: along edges, not against them.
@@ -88,18 +88,12 @@ def sample(
         sampler.disjoint, sampler.temporal_strategy, sampler.sample_direction == "backward",
     )  # fmt: skip
     waits = _must_wait(sampler, graph, seeds, times)
-    found: Any = draw(graph, how, seeds, times, after=waits)
-    out: SamplerOutput | HeteroSamplerOutput = found
+    typed_out: Any = draw(graph, how, seeds, times, after=waits)
+    out: SamplerOutput | HeteroSamplerOutput = typed_out
     if not typed:
-        out = SamplerOutput(
-            node=found.node[ONE],
-            row=found.row[ONE],
-            col=found.col[ONE],
-            edge=found.edge[ONE],
-            batch=found.batch and found.batch[ONE],
-            num_sampled_nodes=found.num_sampled_nodes and found.num_sampled_nodes[ONE],
-            num_sampled_edges=found.num_sampled_edges and found.num_sampled_edges[ONE],
-        )
+        names = ("node", "row", "col", "edge", "batch", "num_sampled_nodes", "num_sampled_edges")
+        by_type = {name: getattr(typed_out, name) for name in names}
+        out = SamplerOutput(**{name: each and each[ONE] for name, each in by_type.items()})
     what = f"neighbors {sampler.num_neighbors.values}"
     seconds = time.perf_counter() - began
     where, reason = device_of(sampler).type, why_on_cpu(sampler)
@@ -201,9 +195,9 @@ def draw(
         if values.shape != graph.row[kind].shape or values.dtype not in _WEIGHTS:
             raise ValueError(f"expected 'weight_attr' to be a float32 or float64 number of every "
                              f"edge (got {_shown(values)})")  # fmt: skip
-    with beside(how.device, after=after) as made:
+    with beside(how.device, after=after) as created:
         tensors, counts, fault = _draw(graph, how, types, seeds, seed_time)
-        made += tensors
+        created += tensors
     if fault:
         raise ValueError(fault)
     each = iter(tensors)

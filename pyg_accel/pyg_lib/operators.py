@@ -43,16 +43,16 @@ def serving(name: str, like: Tensor | None = None, most: int = 16) -> str:
 # torch leaves out the last arguments if they have the default values of the schema.
 def _knn(
     x: Tensor, y: Tensor, ptr_x: Tensor | None = None, ptr_y: Tensor | None = None, k: int = 1,
-    *rest: Any,
+    *options: Any,
 ) -> Tensor:  # fmt: skip
-    return ops.knn(x, y, k, ptr_x, ptr_y, *rest)
+    return ops.knn(x, y, k, ptr_x, ptr_y, *options)
 
 
 def _radius(
     x: Tensor, y: Tensor, ptr_x: Tensor | None = None, ptr_y: Tensor | None = None, r: float = 1.0,
-    *rest: Any,
+    *options: Any,
 ) -> Tensor:  # fmt: skip
-    return ops.radius(x, y, r, ptr_x, ptr_y, *rest)
+    return ops.radius(x, y, r, ptr_x, ptr_y, *options)
 
 
 def _edges(x: Tensor, *_: Any) -> Tensor:

@@ -56,10 +56,10 @@ def neighbor_sample(
     )  # fmt: skip
     how = Draw(rowptr.device, replace, not directed, disjoint, temporal_strategy, not csc)
     out = draw(graph, how, {ONE: seed}, None if seed_time is None else {ONE: seed_time})
-    found = [_only(t) for t in (out.row, out.col, _nodes(out))]
+    row, col, node = (_only(t) for t in (out.row, out.col, _nodes(out)))
     edge = _only(out.edge) if return_edge_id else None
     return (
-        found[0], found[1], found[2], edge,
+        row, col, node, edge,
         _only(out.num_sampled_nodes) or [], _only(out.num_sampled_edges) or [],
     )  # fmt: skip
 

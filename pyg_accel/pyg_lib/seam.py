@@ -24,7 +24,7 @@ from pyg_accel.pyg_lib import operators, sparse_tensor
 from pyg_accel.runtime.native import cpu_unavailable_reasons
 from pyg_accel.settings import settings
 
-__all__ = ["description", "give", "is_given", "served", "take_back"]
+__all__ = ["description", "give", "is_active", "served", "take_back"]
 
 # Not WITH_INDEX_SORT: with torch's sort the edges of a node have the order that they have without
 # patch(), and what is drawn for each edge, such as dropout, falls on the same edges.
@@ -86,7 +86,7 @@ def _checked_size(batch: Tensor, size: int | None) -> int | None:
     return most + 1 if size is None else size
 
 
-def is_given() -> bool:
+def is_active() -> bool:
     """Return whether PyG has our module now."""
     return bool(_stock)
 
@@ -97,9 +97,9 @@ def give() -> None:
     _givers += 1
     if _givers > 1 or served() != "pyg_accel":
         return
-    # Where nothing changed since the last time, the places are those of then.
-    known = _looked == len(sys.modules) and all(_value(w, n) is v for w, n, _, v in _places)
-    if not known:
+    # The places of the last time, unless a module was imported or a value changed.
+    valid = _looked == len(sys.modules) and all(_value(w, n) is v for w, n, _, v in _places)
+    if not valid:
         _look()
     _stock.update({n: v for w, n, _, v in _places if w is torch_geometric.typing})
     for where, name, value, _ in _places:

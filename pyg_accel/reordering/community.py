@@ -32,7 +32,7 @@ def communities(rowptr: Tensor, col: Tensor) -> list[Tensor]:
     level = Level.of(rowptr, col)
     levels: list[Tensor] = []
     while len(levels) < LEVELS and level.col.numel():
-        names, labels = torch.unique(_settle(level), return_inverse=True)
+        names, labels = torch.unique(_local_moves(level), return_inverse=True)
         above = merge(level, labels, names.numel())
         if above.modularity <= level.modularity:
             break
@@ -69,7 +69,7 @@ def community_order(rowptr: Tensor, col: Tensor) -> Tensor:
     return order.to(device)
 
 
-def _settle(level: Level) -> Tensor:
+def _local_moves(level: Level) -> Tensor:
     """Move nodes between communities until few of them move; at first each node is a community."""
     count = level.num_nodes
     labels = torch.arange(count)

@@ -57,12 +57,12 @@ class OptimizedModel(ModelWrapper):
         """Save the arguments and the hooks."""
         return OptimizedModel, *super().__reduce__()[1:]
 
-    def _made_of(self) -> tuple[Any, ...]:
+    def _arguments(self) -> tuple[Any, ...]:
         return self._original, self._opt_options, self._opt_static  # decisions are made again
 
     def __copy__(self) -> "OptimizedModel":
         """Return another one of the same model."""
-        return OptimizedModel(*self._made_of())
+        return OptimizedModel(*self._arguments())
 
 
 def rewritten_layers(fast: OptimizedModel) -> dict[str, Reassociation]:

@@ -74,9 +74,9 @@ class ModelWrapper(torch.nn.Module):
     def __reduce__(self) -> tuple[Any, ...]:
         """Save what the wrapper is made of, and its hooks."""
         own = vars(self)
-        return type(self), self._made_of(), {name: own[name] for name in OF_EVERY_MODULE}
+        return type(self), self._arguments(), {name: own[name] for name in OF_EVERY_MODULE}
 
-    def _made_of(self) -> tuple[Any, ...]:
+    def _arguments(self) -> tuple[Any, ...]:
         """Return the arguments that make an equal wrapper."""
         return (self._original,)
 

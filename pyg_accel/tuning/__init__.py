@@ -21,7 +21,7 @@ __all__ = ["tune"]
 
 
 def tune(kind: str, path: Path | None = None) -> dict[str, Any]:
-    """Measure a device, and write what was found to the file that later processes use.
+    """Measure a device, and write the results to the file that later processes use.
 
     Takes seconds. Leave the machine alone meanwhile.
 
@@ -44,14 +44,14 @@ def tune(kind: str, path: Path | None = None) -> dict[str, Any]:
     path = path or tuning_file()
     devices = read_tuning(path) if path.exists() else {}
     path.parent.mkdir(parents=True, exist_ok=True)
-    found: dict[str, Any] = {"measured": _circumstances(kind)}
+    measured: dict[str, Any] = {"measured": _circumstances(kind)}
     # Fails before the measurement if it must; and no process ever reads half a file.
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        found["size"] = measure_costs(kind)
+        measured["size"] = measure_costs(kind)
         whole = Path(folder, path.name)
-        whole.write_text(json.dumps(devices | {Device.of(kind).slug: found}, indent=2) + "\n")
+        whole.write_text(json.dumps(devices | {Device.of(kind).slug: measured}, indent=2) + "\n")
         whole.replace(path)
-    return found
+    return measured
 
 
 def _circumstances(kind: str) -> dict[str, str]:

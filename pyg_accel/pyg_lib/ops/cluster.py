@@ -79,8 +79,8 @@ def fps(src: Tensor, ptr: Tensor, ratio: float = 0.5, random_start: bool = True)
         return kernels.farthest_points(src, ptr, ptr_out, first)
     if kernel == "cpu":
         sample = library_of(src.device).farthest_points
-        found: Tensor = sample(src, ptr, ptr_out, first)
-        return found
+        points: Tensor = sample(src, ptr, ptr_out, first)
+        return points
     return farthest_points(src, ptr, chosen, first)
 
 

@@ -103,10 +103,10 @@ def nearest(
         ValueError: for shapes, dtypes or pointers that do not fit, or a point without any in ``y``
             at a finite distance.
     """
-    found = knn(y, x, 1, ptr_y, ptr_x)[1]
-    if found.numel() != x.size(0):
+    neighbours = knn(y, x, 1, ptr_y, ptr_x)[1]
+    if neighbours.numel() != x.size(0):
         raise ValueError("expected 'y' to have a point at a finite distance from each of 'x'")
-    return found
+    return neighbours
 
 
 def _checked(
@@ -177,8 +177,8 @@ def _search(
     if kernel == "cpu" and bool(x.isfinite().all()):  # a tree cannot sort others
         within = _below_square(limit, x.dtype)
         tree = library_of(x.device).nearest_points
-        found: Tensor = tree(x, y, ptr_x, ptr_y, most, within, skip_same)[0]
-        return found
+        pairs: Tensor = tree(x, y, ptr_x, ptr_y, most, within, skip_same)[0]
+        return pairs
     search = kernels.nearest_points if kernel == "cuda" else blocks.nearest_points
     return search(x, y, ptr_x, ptr_y, most, limit, skip_same)
 
