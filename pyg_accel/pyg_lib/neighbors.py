@@ -32,6 +32,16 @@ class Edges(NamedTuple):
     edge_time: Mapping[Any, Tensor]
     edge_weight: Mapping[Any, Tensor]
 
+    @classmethod
+    def of_one_type(
+        cls, colptr: Tensor, row: Tensor, num_nodes: int, num_neighbors: Sequence[int],
+        *values: Tensor | None,
+    ) -> "Edges":  # fmt: skip
+        """Return the edges of a homogeneous graph; ``values`` are node_time and those after it."""
+        by_type = [{} if value is None else {ONE: value} for value in values] or [{}, {}, {}]
+        return cls({ONE: (ONE, ONE)}, {ONE: colptr}, {ONE: row}, {ONE: num_nodes},
+                   {ONE: num_neighbors}, *by_type)  # fmt: skip
+
 
 class Draw(NamedTuple):
     """How edges are drawn.
@@ -102,19 +112,15 @@ def sample(
 
 
 def _homogeneous(sampler: Any) -> Edges:
-    def single(value: Tensor | None) -> dict[Any, Tensor]:
-        return {} if value is None else {ONE: value}
-
     num_neighbors = sampler.num_neighbors.get_mapped_values()
     if isinstance(num_neighbors, dict):
         raise ValueError(
             f"expected 'num_neighbors' to be a list for a graph with one type of edges "
             f"(got {num_neighbors!r})"
         )
-    return Edges(
-        {ONE: (ONE, ONE)}, {ONE: sampler.colptr}, {ONE: sampler.row},
-        {ONE: sampler.num_nodes}, {ONE: num_neighbors}, single(sampler.node_time),
-        single(sampler.edge_time), single(sampler.edge_weight),
+    return Edges.of_one_type(
+        sampler.colptr, sampler.row, sampler.num_nodes, num_neighbors, sampler.node_time,
+        sampler.edge_time, sampler.edge_weight,
     )  # fmt: skip
 
 

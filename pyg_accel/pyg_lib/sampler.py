@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyg_accel.graph.csr import entries_of_rows
 from pyg_accel.pyg_lib.neighbors import ONE, Draw, Edges, draw
 from pyg_accel.pyg_lib.ops.cluster import native
 from pyg_accel.runtime.native import library_of
@@ -50,10 +51,9 @@ def neighbor_sample(
     Raises:
         ValueError: names the argument, or what is wrong with the graph.
     """
-    graph = Edges(
-        {ONE: (ONE, ONE)}, {ONE: rowptr}, {ONE: col}, {ONE: rowptr.numel() - 1},
-        {ONE: num_neighbors}, _one(node_time), _one(edge_time), _one(edge_weight),
-    )  # fmt: skip
+    graph = Edges.of_one_type(
+        rowptr, col, rowptr.numel() - 1, num_neighbors, node_time, edge_time, edge_weight
+    )
     how = Draw(rowptr.device, replace, not directed, disjoint, temporal_strategy, not csc)
     out = draw(graph, how, {ONE: seed}, None if seed_time is None else {ONE: seed_time})
     row, col, node = (_only(t) for t in (out.row, out.col, _nodes(out)))
@@ -62,10 +62,6 @@ def neighbor_sample(
         row, col, node, edge,
         _only(out.num_sampled_nodes) or [], _only(out.num_sampled_edges) or [],
     )  # fmt: skip
-
-
-def _one(value: Tensor | None) -> dict[Any, Tensor]:
-    return {} if value is None else {ONE: value}
 
 
 def _only(by_type: Any) -> Any:
@@ -166,10 +162,7 @@ def subgraph(
         The CSR matrix of the subgraph, in the order of ``nodes`` and of the edges of each, and the
         ids of its edges.
     """
-    begin = rowptr[nodes]
-    degree = rowptr[nodes + 1] - begin
-    row = torch.repeat_interleave(degree)
-    edge = torch.arange(row.numel(), device=row.device) + (begin - degree.cumsum(0) + degree)[row]
+    row, edge = entries_of_rows(rowptr, nodes)
     place = torch.full((rowptr.numel() - 1,), -1, dtype=col.dtype, device=col.device)
     place[nodes] = torch.arange(nodes.numel(), dtype=col.dtype, device=col.device)
     inner = place[col[edge]]

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyg_accel.graph.csr import entries_of_rows
 from pyg_accel.pyg_lib.neighbors import ONE, Draw, Edges, draw
 from pyg_accel.pyg_lib.partition import metis
 from pyg_accel.pyg_lib.sampler import random_walk, subgraph
@@ -66,12 +67,7 @@ class SparseTensor:
 
     def __getitem__(self, rows: Tensor) -> "SparseTensor":
         """Return some rows, in their order."""
-        degree = self._rowptr[rows + 1] - self._rowptr[rows]
-        row = torch.repeat_interleave(degree)
-        edge = (
-            torch.arange(row.numel(), device=row.device)
-            + (self._rowptr[rows] - degree.cumsum(0) + degree)[row]
-        )
+        row, edge = entries_of_rows(self._rowptr, rows)
         value = None if self._value is None else self._value[edge]
         size = rows.numel(), self._sizes[1]
         return SparseTensor(row, None, self._edges[1][edge], value, size, is_sorted=True)
@@ -116,8 +112,7 @@ def _ego_samples(
         where each neighbourhood begins, and the places of the nodes of ``idx``.
     """
     size = rowptr.numel() - 1
-    graph = Edges({ONE: (ONE, ONE)}, {ONE: rowptr}, {ONE: col}, {ONE: size},
-                  {ONE: [num_neighbors] * depth}, {}, {}, {})  # fmt: skip
+    graph = Edges.of_one_type(rowptr, col, size, [num_neighbors] * depth)
     how = Draw(rowptr.device, replace, induced=True, disjoint=True)
     out: Any = draw(graph, how, {ONE: idx})
     node, batch, edge = out.node[ONE], out.batch[ONE], out.edge[ONE]

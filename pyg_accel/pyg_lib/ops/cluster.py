@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyg_accel.graph.csr import entries_of_rows
 from pyg_accel.pyg_lib import kernels
 from pyg_accel.pyg_lib.ops.points import pointers, real
 from pyg_accel.runtime.checks import require
@@ -168,13 +169,9 @@ def edge_sample(start: Tensor, rowptr: Tensor, count: int = 0, factor: float = 1
     Returns:
         Ids of edges, node by node.
     """
-    begin = rowptr[start]
-    degree = rowptr[start + 1] - begin
-    node = torch.repeat_interleave(degree)
-    first = degree.cumsum(0) - degree
-    place = torch.arange(node.numel(), device=node.device) - first[node]
+    node, edge = entries_of_rows(rowptr, start)
+    begin, degree = rowptr[start], rowptr[start + 1] - rowptr[start]
     key = torch.rand(node.numel(), device=node.device, dtype=torch.float64)
     order = (node + key).argsort()  # shuffled within each node
     size = (degree * factor).ceil().long() if count < 1 else torch.full_like(degree, count)
-    taken = place < size[node]
-    return (begin[node] + order - first[node])[taken]
+    return edge[order][edge - begin[node] < size[node]]
