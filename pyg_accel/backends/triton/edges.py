@@ -18,11 +18,12 @@ from pyg_accel.backends.triton.plan import (
     kind_of,
     name_of,
     operand_shape,
+    renumbered,
     vector_unit,
 )
 from pyg_accel.backends.triton.recipe import EdgeRecipe
 from pyg_accel.backends.triton.sequence import Blocks, Kernel, Sequence, Size, Slot
-from pyg_accel.formula import Operand, has_sum, map_operands
+from pyg_accel.formula import has_sum
 from pyg_accel.graph.csr import Edges
 
 __all__ = ["bind", "run"]
@@ -123,15 +124,9 @@ def _recipe(
     block = min(_ceil_power(heads), max(COLUMNS // columns, 1))
     gathers = max(sum(s.kind in ("full", "feature") for s in shapes), 1)
     unit = vector_unit(shapes, width) if shapes else 1
-    outputs = tuple(
-        replace(
-            output, trailing=(), of=used.index(output.of) if output.of >= 0 else -1,
-            formula=map_operands(output.formula, lambda o: Operand(o.side, used.index(o.index))),
-        )
-        for output in part
-    )  # fmt: skip
     recipe = EdgeRecipe(
-        outputs=outputs, stored=tuple(kind_of(output.shape, heads, width) for output in part),
+        outputs=renumbered(part, used),
+        stored=tuple(kind_of(output.shape, heads, width) for output in part),
         kinds=tuple(s.kind for s in shapes), aligned=tuple(s.unit for s in shapes),
         near=(False,) * len(shapes), ordered=tuple(r.ordered for r in read),
         lanes=max(ELEMENTS // (block * columns), 1), unroll=max(LOADS // gathers, 2), heads=block,

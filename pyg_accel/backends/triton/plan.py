@@ -40,6 +40,7 @@ __all__ = [
     "make_plan",
     "name_of",
     "operand_shape",
+    "renumbered",
     "seen",
     "vector_unit",
 ]
@@ -195,7 +196,7 @@ def make_plan(
     used = tuple(dict.fromkeys(o.index for f in formulas for o in operands_of(f)))
     indices = any(map(index_operands, formulas))
     operands = tuple(operands[i] for i in used)
-    outputs, score = _renumbered(outputs, used), score and _moved(score, used)
+    outputs, score = renumbered(outputs, used), score and _moved(score, used)
     sizes = [o.shape[1:] for o in operands] + [output.shape for output in outputs]
     heads, width = (max((size[d] for size in sizes), default=1) for d in (0, 1))
     dot = not whole and any(output.shape[1] < width for output in outputs if output.side == "e")
@@ -240,8 +241,8 @@ def _moved(formula: Formula, used: tuple[int, ...]) -> Formula:
     return map_operands(formula, lambda o: Operand(o.side, used.index(o.index)))
 
 
-def _renumbered(outputs: tuple[Output, ...], used: tuple[int, ...]) -> tuple[Output, ...]:
-    """Outputs of the operands that are used, without what kernels do not depend on."""
+def renumbered(outputs: tuple[Output, ...], used: tuple[int, ...]) -> tuple[Output, ...]:
+    """Return outputs with operands numbered as in ``used``, without facts that no kernel reads."""
     return tuple(
         replace(output, formula=_moved(output.formula, used), trailing=(), returned=True,
                 wide=False, of=used.index(output.of) if output.of >= 0 else -1)

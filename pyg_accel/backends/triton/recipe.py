@@ -10,14 +10,8 @@ __all__ = ["SIZES", "EdgeRecipe", "Recipe", "RowRecipe", "State"]
 
 # (heads, width) of a kind of operand or output, 2 for more than one.
 SIZES = {"full": (2, 2), "head": (2, 1), "feature": (1, 2), "number": (1, 1)}
-_STATES = {
-    "sum": "total",
-    "mean": "total",
-    "sqsum": "squares",
-    "prod": "product",
-    "max": "most",
-    "min": "least",
-}
+_STATES = {"sum": "total", "mean": "total", "sqsum": "squares", "prod": "product", "max": "most",
+           "min": "least"}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
