@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def doctor() -> int:
-    """Print what is installed and works; return 0 if patch() does, on a fast backend."""
+    """Print versions and backends; return 0 if patch() works with a fast backend."""
     import torch
 
     from pyg_accel.doctor import examine
@@ -99,7 +99,7 @@ def doctor() -> int:
 
 
 def _settings(gpus: int) -> Iterator[tuple[str, Callable[[], str]]]:
-    """Return what tells of each kind of setting, and raises a ValueError where one is wrong."""
+    """Yield kinds of settings and functions that describe them, or raise a ValueError."""
     from pyg_accel.backends.dispatch import fast_backend_reasons
     from pyg_accel.rewrite.cost import cost_model
     from pyg_accel.settings import settings
@@ -133,7 +133,7 @@ def _tuning(kind: str) -> str:
 
 
 def _untested(module: str, installed: str) -> str:
-    """Return a note on a version that is newer than what was tested; empty if it is not."""
+    """Return a note on a version that is newer than the tested ones, or an empty string."""
     newest, number = TESTED.get(module), re.match(r"(\d+)\.(\d+)", installed)
     if newest is None or number is None or tuple(map(int, number.groups())) <= newest:
         return ""
@@ -152,7 +152,7 @@ def run_script(target: str, args: Sequence[str], *, module: bool = False) -> int
     """Run a script or a module as ``__main__`` under ``patch()``, and always print the report.
 
     Raises:
-        BaseException: what the script raises, printed as ``python script.py`` prints it.
+        BaseException: errors of the script, printed as by ``python script.py``.
     """
     if not module and not Path(target).is_file():
         return _fail("run", f"no file '{target}'")
@@ -182,7 +182,7 @@ def _print_frames_of_the_script(
 
 
 def explain_model(target: str, inputs: str, *, train: bool, format: str) -> int:
-    """Print what ``optimize()`` would do to a model that a script makes."""
+    """Print the plan of ``optimize()`` for the model of a script."""
     script, colon, name = target.rpartition(":")
     problem = "" if colon and name else f"expected SCRIPT:MODEL (got '{target}')"
     if not problem and not Path(script).is_file():
@@ -214,7 +214,7 @@ def _value_of(values: dict[str, Any], path: str, script: str) -> Any:
 
 
 def _lacking(device: str, *modules: str) -> str:
-    """Return what keeps a measurement from being made here; empty if nothing does."""
+    """Return why a measurement cannot be made here, or an empty string."""
     import torch
 
     if device == "cuda" and not torch.cuda.is_available():

@@ -64,7 +64,7 @@ def get_backend(name: str) -> Backend:
     """Return a backend by name.
 
     Raises:
-        ValueError: naming those that exist.
+        ValueError: for an unknown name; the message lists the known ones.
     """
     available = backends()
     if name not in available:

@@ -14,7 +14,7 @@ file.
 | ``bucket`` | 1 |
 | ``fastrand`` | 577 |
 
-Both are those of the ES-SpMM paper (section IV-D, equation 2). If the prime divides d, positions
+Both are from the ES-SpMM paper (section IV-D, equation 2). If the prime divides d, positions
 would repeat: the first of 577, 587, 593 that does not divide d is used instead (if all three do,
 338,699 positions are still distinct).
 """

@@ -1,4 +1,4 @@
-"""What depends on the rows' lengths: an order of rows, and the pieces of those that are too long.
+"""Schedules by the lengths of rows: an order of the rows, and pieces of long rows.
 
 Built on the device and stored with the graph, so that later calls neither wait for the device nor
 allocate for it.
@@ -15,8 +15,8 @@ from pyg_accel.machine import is_captured
 
 __all__ = ["Pieces", "Schedule", "schedule_of"]
 
-# Rows are ordered by length, longest first, among so many neighbours: rows of a tile are of one
-# length then, and neighbours, which often share sources, still run at about the same time.
+# Rows are ordered by length, longest first, among so many neighbours: then rows of a tile have one
+# length, and neighbours, which often share sources, still run at about the same time.
 NEIGHBOURS = 4096
 
 
@@ -41,15 +41,15 @@ class Pieces:
 
 @dataclass(frozen=True)
 class Schedule:
-    """How the rows of a graph are worked on; None where they are taken as they come."""
+    """The order of the rows of a graph, and its long rows; None for the stored order or no pieces."""
 
     order: Tensor | None
     pieces: Pieces | None
 
 
-_AS_THEY_COME = Schedule(None, None)
-# A graph of fewer entries is asked for its longest row only if it stays: to wait for the device
-# costs a batch more than a long row does.
+_UNSCHEDULED = Schedule(None, None)
+# The longest row of a graph with fewer entries is only measured if the graph stays: waiting for the
+# device costs a batch more than a long row does.
 _FEW = 2**20
 
 
@@ -57,15 +57,14 @@ def schedule_of(csr: CSR, split: int, piece: int, *, ordered: bool) -> Schedule:
     """Return the schedule of a graph.
 
     Waits for the device once per graph, for the length of its longest row, and once for each way to
-    cut its long rows. Rows are taken as they come and none is cut in the first uses of a graph that
-    is not large, unless torch is to be deterministic, and of one that is new while a CUDA graph is
-    captured.
+    cut its long rows. Rows stay in order and whole in the first uses of a graph that is not large,
+    unless torch is deterministic, and of a new graph while a CUDA graph is captured.
 
     Args:
         csr: the graph.
         split: rows longer than this are cut into pieces.
         piece: entries of a piece.
-        ordered: bring rows of like length together.
+        ordered: sort rows by length.
     """
     rowptr, entries = csr.rowptr, csr.col.numel()
     cache, key = cache_of(csr), ("schedule", split, piece, ordered)
@@ -76,9 +75,9 @@ def schedule_of(csr: CSR, split: int, piece: int, *, ordered: bool) -> Schedule:
     if rowptr.is_cuda:
         new = entries < _FEW and not facts.stays
         if new and not torch.are_deterministic_algorithms_enabled():
-            return _AS_THEY_COME
+            return _UNSCHEDULED
         if is_captured(rowptr):
-            return _AS_THEY_COME
+            return _UNSCHEDULED
     if facts.longest is None:
         facts.longest = int(rowptr.diff().max()) if entries else 0
     longest, rows = facts.longest, rowptr.numel() - 1

@@ -46,7 +46,7 @@ class OpSpec:
         k: features kept per row (MaxK, CBSR), edges kept per row (sampling; 0 where all are), or
             features of a row of the left matrix (segments, of which there are num_cols).
         shapes: (heads, width) of every operand (gspmm, attention).
-        sharing: what the rows of a graph share; nothing until it was used often enough for that to
+        sharing: columns that rows share; empty until the graph was used often enough for that to
             be worth knowing.
         rounded: float32 products may be rounded, as ``torch.set_float32_matmul_precision`` allows.
         atomics: float atomics are allowed (asked for gradients of sums of CBSR features alone).

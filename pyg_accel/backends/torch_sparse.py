@@ -1,7 +1,7 @@
 """SpMM by torch-sparse, if it is installed: weighted sums and means, forward and backward.
 
-It is slower than the kernels of this package, so it is only used without these: with neither a
-compiler nor Triton.
+It is slower than the kernels of this package, so it is only used without them: without a compiler
+and without Triton.
 """
 
 from functools import lru_cache

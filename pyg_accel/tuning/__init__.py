@@ -1,6 +1,6 @@
-"""``python -m pyg_accel tune``: measures on this machine what is otherwise read from shipped files.
+"""``python -m pyg_accel tune``: measures the costs of calls on this machine.
 
-Those were measured on other machines: what a call costs (:mod:`pyg_accel.costs`).
+They replace the shipped numbers, which are of other machines (:mod:`pyg_accel.costs`).
 """
 
 import datetime
@@ -23,15 +23,14 @@ __all__ = ["tune"]
 def tune(kind: str, path: Path | None = None) -> dict[str, Any]:
     """Measure a device, and write the results to the file that later processes use.
 
-    Takes seconds. Leave the machine alone meanwhile.
+    This takes seconds, in which the machine should be idle.
 
     Args:
         kind: ``"cpu"``, with as many threads as torch uses, or ``"cuda"``, the current device.
-        path: of the file; by default the one that the setting ``tuning`` names. What it has for
-            other devices is kept.
+        path: of the file, by default the setting ``tuning``. Entries of other devices stay.
 
     Returns:
-        What was written for the device.
+        The entry of the device.
 
     Raises:
         ValueError: for another kind, a GPU that is not there, and a file that cannot be read.

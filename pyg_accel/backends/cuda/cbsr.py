@@ -1,4 +1,4 @@
-"""Launches the products with CBSR features: what lies in ``csrc/cuda/cbsr*.cu``."""
+"""Launches the products with CBSR features of ``csrc/cuda/cbsr*.cu``."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -79,7 +79,7 @@ def cost(spec: OpSpec) -> float:
 
 
 def ratio(spec: OpSpec) -> float:
-    """Return the time over that of Triton's kernels: a fit to 256 columns on an H200.
+    """Return the ratio of times to Triton's kernels: a fit to 256 columns on an H200.
 
     Measured on graphs of 12 to 600 entries a row, k = 16, 32 and 64, and on one of 492 entries a
     row up to k = 192: beyond a quarter of the columns, gradients of whole rows take less time.

@@ -1,9 +1,9 @@
-"""Which window, which entries, how many warps, and whether it pays: what was measured on an H200.
+"""Chooses window, entries and warps, and whether tiles pay, by measurements on an H200.
 
-A window of more rows shares more of what it fetches and multiplies more zeros. Tensor Cores pay for
-every column of a tile and for every entry that is written into it, CUDA cores for every entry; both
-prices, as parts of what CUDA cores alone would take, are in ``choice.json``, which
-``python -m benchmarks.kernels.tensor_cores --fit`` writes.
+A window of more rows fetches fewer columns and multiplies more zeros. Tensor Cores take time for
+every column of a tile and for every entry in it, CUDA cores for every entry. ``choice.json`` has
+both prices relative to CUDA cores alone; ``python -m benchmarks.kernels.tensor_cores --fit`` writes
+it.
 """
 
 import json
@@ -27,22 +27,22 @@ __all__ = [
 FILE = Path(__file__).with_name("choice.json")
 WARP_BYTES, MOST_WARPS = 128, 4  # of a row that a warp has; of a block
 MOST_SLICE = 1024  # bytes of the rows that fit a block's shared memory (dots)
-_FULL_ROW = 512  # bytes: what costs the same for shorter rows is a larger part of their time
-_SLICE, _L2 = 256, 60e6  # bytes of a row that CUDA cores have at a time; of features near by
-# A sum that is done by both reads and writes the output once more: 10 TB/s over the HBM's 4.2.
+_FULL_ROW = 512  # bytes: shorter rows take longer per byte, because of fixed costs
+_SLICE, _L2 = 256, 60e6  # bytes of a row per pass of CUDA cores; of features that the L2 holds
+# A sum by both kinds of cores reads and writes the output once more: 10 TB/s over the HBM's 4.2.
 _ADD = 2 * 10 / 4.2
 
 
 @dataclass(frozen=True, slots=True)
 class _Costs:
-    """Factors that were fitted by hand, of sums and of dots.
+    """Factors that were fitted by hand, for sums and for dots.
 
     Attributes:
-        remainder: an entry that CUDA cores keep, over one of all; and more where features are far.
-        far_remainder: that.
-        far_column: a column of a tile, where features are far.
-        short_column: exponent of what is lost by short rows, of columns.
-        short_entry: of entries.
+        remainder: price of an entry on CUDA cores beside tiles, relative to CUDA cores alone.
+        far_remainder: addition to it for features outside of the L2.
+        far_column: addition to the price of a column for features outside of the L2.
+        short_column: exponent of the loss by short rows, for columns.
+        short_entry: the same for entries.
         doubt: the margin that an expected gain must exceed.
     """
 
@@ -63,10 +63,10 @@ class Launch:
 
     Attributes:
         window: rows of a tile.
-        least: entries of a column in a window for which they go to Tensor Cores.
+        least: the fewest entries of a column in a window that go to Tensor Cores.
         warps: of a block, side by side along the features (sums).
         slice: features of a pass (dots).
-        ratio: expected time over that of the kernels on CUDA cores.
+        ratio: expected time relative to the kernels on CUDA cores.
     """
 
     window: int
@@ -77,14 +77,14 @@ class Launch:
 
 
 def mode_of(dtype: torch.dtype, *, rounded: bool) -> str:
-    """Return which of the kernels multiplies features of a dtype."""
+    """Return the name of the kernel for features of a dtype."""
     return "16 bit" if dtype.itemsize == 2 else "tf32" if rounded else "exact"
 
 
 def terms(
     shared: Shared, row: int, num_cols: int, mean: float, *, dot: bool
 ) -> tuple[float, float, float]:
-    """Return what the expected ratio has of the price of a column, of that of an entry, and of 1.
+    """Return the coefficients of the expected ratio: of a column's price, an entry's, and 1.
 
     Args:
         shared: the columns that go to Tensor Cores.
@@ -116,13 +116,13 @@ def choose_launch(
     dot: bool = False,
     alone: bool = False,
 ) -> Launch:
-    """Return how to launch a product, and what it would cost.
+    """Return how to launch a product, and its expected cost.
 
     Args:
         dtype: of the features.
         width: features a row.
         num_cols: rows of the gathered features.
-        sharing: what rows share; empty if it was not measured.
+        sharing: the columns that rows share; empty if they were not measured.
         mean: entries a row.
         rounded: float32 products may be rounded to tf32.
         dot: a dot of both ends of every edge instead of a sum over them.

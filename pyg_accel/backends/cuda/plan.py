@@ -1,6 +1,6 @@
-"""A graph's tiles as kernels read them: 32-bit arrays, and a list of what each block sums.
+"""The tiles of a graph for kernels: 32-bit arrays, and the work of each block.
 
-And the rest of the graph: entries whose column no other row of the window has, or few, gain nothing
+Entries whose column few other rows of the window share gain nothing
 from a tile. They stay a CSR matrix, for kernels on CUDA cores.
 """
 
@@ -35,8 +35,8 @@ class TileSchedule:
         splits: [S * 3] int32, divided windows: window, first partial sum, how many.
         num_partials: partial sums.
         num_columns: rows of the features that one pass over all tiles fetches.
-        remainder: the entries that are in no tile, numbered anew; None if all are in tiles.
-        remainder_entry: [E - S] int32, the CSR entry of each of those.
+        remainder: the entries outside of tiles, renumbered; None if all are in tiles.
+        remainder_entry: [E - S] int32, the CSR entry of each entry of the remainder.
     """
 
     window: int
@@ -53,7 +53,7 @@ class TileSchedule:
 
 
 def in_32_bits(csr: CSR) -> CSR:
-    """Return a matrix with int32 arrays, as the kernels want it: itself, or a copy that is kept."""
+    """Return a matrix with int32 arrays: itself, or a stored copy."""
     if csr.col.dtype == torch.int32:
         return csr
 

@@ -37,7 +37,7 @@ def run(
         window: rows of a tile: 16, 32 or 64.
         slice: features of a pass over all edges; at most 1024 bytes of them, and fewer where the
             shared memory of a block has no room for the rows of a window.
-        exact: products of float32 to about 2^-21, instead of rounding factors to tf32.
+        exact: multiply float32 to about 2^-21, instead of rounding factors to tf32.
         least: entries of a column in a window for which they go to Tensor Cores.
     """
     csr = in_32_bits(csr)

@@ -32,7 +32,7 @@ def run(
         weight: [E] as ``csr.eid`` numbers entries, of the dtype of x, or None for 1.
         window: rows of a tile: 16, 32 or 64.
         warps: of a block, each with 128 bytes of a row.
-        exact: products of float32 to about 2^-21, instead of rounding factors to tf32.
+        exact: multiply float32 to about 2^-21, instead of rounding factors to tf32.
         mean: divide by the number of entries.
         least: entries of a column in a window for which they go to Tensor Cores; the sums of the
             others are computed first, and theirs added to them.
@@ -57,7 +57,7 @@ def run(
 
 
 def reordered(weight: Tensor, order: Tensor, eid: Tensor | None) -> Tensor:
-    """Return weights in another order of entries, remembered for those that are used again.
+    """Return weights in another order of entries, stored for weights that are used again.
 
     The normalisation of a graph is the same in every step, and bringing it in order would cost a
     tenth of a sum. A learned weight is a new tensor every time, and not kept. A CUDA graph reads

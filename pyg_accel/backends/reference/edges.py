@@ -19,9 +19,9 @@ def edge_passes(edges: Edges, passes: Passes, operands: Sequence[Tensor | None])
 
     Args:
         edges: the graph.
-        passes: what each pass computes; see :class:`~pyg_accel.backends.edges.Output`.
-        operands: [rows, 1 | H, 1 | F], contiguous within a row; winners are int32; None for those
-            that no formula reads.
+        passes: the outputs of each pass; see :class:`~pyg_accel.backends.edges.Output`.
+        operands: [rows, 1 | H, 1 | F], contiguous within a row; winners are int32; None for
+            unused operands.
 
     Returns:
         [rows, H, F] of each returned output; 0 for rows without edges. Winners are int32 and
@@ -77,7 +77,7 @@ def _reduced(message: Tensor, output: Output, index: Tensor, rows: int) -> Tenso
 def _winners(
     message: Tensor, best: Tensor, index: Tensor, source: Tensor, numbers: Tensor
 ) -> Tensor:
-    """Return the edge of the lowest source among those whose message is the best."""
+    """Return the edge with the best message; ties go to the lowest source."""
     most = best.index_select(0, index)
     wins = (message == most) | (message.isnan() & most.isnan())
     order = source.argsort(stable=True)

@@ -91,7 +91,7 @@ def run_several(
 def bind_several(
     csr: CSR, formulas: list[Formula], reduces: list[str], operands: list[Tensor]
 ) -> Callable[[CSR], Launch]:
-    """Return what runs several formulas in one pass."""
+    """Return a function that runs several formulas in one pass."""
     bound = _bind_several(csr, formulas, reduces, operands, a_row=_DENSE)
     return lambda csr: Launch(bound(csr), listed=True)
 
@@ -189,7 +189,7 @@ class _Delta:
                               ACC=type_of(self._dtype))  # fmt: skip
 
     def on(self, csr: CSR) -> Sequence:
-        """Return what computes them of the targets of a transposed graph."""
+        """Return the passes for gradients at the targets of a transposed graph."""
         sequence, nodes, (heads, width) = Sequence(2, csr.col.device), csr.num_cols, self._sizes
         grad, out = sequence.operands
         delta = sequence.result((nodes, heads, 1), self._dtype)

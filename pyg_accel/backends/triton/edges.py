@@ -1,4 +1,4 @@
-"""Launches passes over the edges of an edge list: which recipes, which blocks."""
+"""Launches passes over an edge list: chooses recipes and blocks."""
 
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
@@ -35,7 +35,7 @@ _COUNTS = {"u": _COLS, "v": _ROWS, "e": _ENTRIES}
 
 
 class _Read(NamedTuple):
-    """An operand of a pass, and what the bits of a maximum or minimum are of."""
+    """An operand of a pass, and the reduction of its ordered bits."""
 
     seen: OperandFacts
     slot: Slot
@@ -43,7 +43,7 @@ class _Read(NamedTuple):
 
 
 def run(edges: Edges, passes: Passes, operands: list[Tensor]) -> list[Tensor]:
-    """Run a call by itself."""
+    """Run a single call."""
     results: list[Tensor] = bind(edges, passes, operands)(
         edges.edge_index, edges.sizes(), [t for t in operands if t is not None]
     )
@@ -53,7 +53,7 @@ def run(edges: Edges, passes: Passes, operands: list[Tensor]) -> list[Tensor]:
 def bind(
     edges: Edges, passes: Passes, operands: SequenceOf[Tensor | None]
 ) -> Callable[[Tensor, SequenceOf[int], SequenceOf[Tensor]], list[Tensor]]:
-    """Return what launches calls like this one, on any graph.
+    """Return a function that launches similar calls on any graph.
 
     It takes the edge list, :meth:`Edges.sizes` and the operands that are not None.
     """
@@ -95,7 +95,7 @@ def _order(output: Output) -> str:
 
 
 def _bits(output: Output, dtypes: tuple[torch.dtype, ...]) -> torch.dtype:
-    """Return the dtype in which edges meet."""
+    """Return the dtype of the reduction over edges."""
     wide = accumulate_dtype(dtypes)
     if output.reduce == "winner":
         return torch.int64
@@ -143,7 +143,7 @@ def _allocate(
     recipes: SequenceOf[EdgeRecipe],
     dtypes: tuple[torch.dtype, ...],
 ) -> Any:
-    """Yield where each output is brought together, and where it goes then; None if it stays."""
+    """Yield the buffer of each reduction, and its final place; None if it stays in the buffer."""
     outputs = [(output, recipe, k) for part, recipe in zip(passes, recipes, strict=True)
                for k, output in enumerate(part)]  # fmt: skip
     finals: list[Slot | None] = []
@@ -193,7 +193,7 @@ def _append(
 
 
 def _finish(sequence: Sequence, output: Output, buffer: Slot, final: Slot, accumulate: str) -> None:
-    """Append what makes a result of the numbers that edges left."""
+    """Append the kernel that converts a buffer to a result."""
     columns = output.shape[0] * output.shape[1]
     count = _COUNTS[output.side]
     kernel = Kernel(finish_kernel, WARPS, BLOCK=FINISHED, KIND=output.reduce,

@@ -36,7 +36,7 @@ def run(
 def bind(
     csr: CSR, formula: Formula, operands: list[Tensor], reduces: list[str], *, want_arg: bool
 ) -> Callable[[CSR], Launch]:
-    """Return what launches calls like this one."""
+    """Return a function that launches similar calls."""
     if has_sum(formula):
         return lambda csr: Launch(
             lambda operands: run(csr, formula, operands, reduces, want_arg=want_arg), listed=True
@@ -69,7 +69,7 @@ def _bind_padded(
     csr: CSR, formula: Formula, operands: list[Tensor], reduces: list[str], wide: list[int], *,
     want_arg: bool,
 ) -> Callable[[CSR], Launch]:  # fmt: skip
-    """Return what makes the call on padded features, and returns its own columns."""
+    """Return a function that makes the call on padded features, and drops the padding."""
     width = operands[wide[0]].size(2)
     bound = bind(csr, formula, fill(operands, wide), reduces, want_arg=want_arg)
 

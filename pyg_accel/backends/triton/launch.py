@@ -25,11 +25,11 @@ __all__ = [
 
 TABLE = Path(__file__).with_name("launch.json")
 WARP = 32
-# Measured on an H200: what gathers reach of the bandwidth of the memory, and of the L2 per
-# multiprocessor and clock; what a pass over all rows costs a row; and the part of the L2 that
+# Measured on an H200: the bandwidth of gathers relative to the memory, and to the L2 per
+# multiprocessor and clock; the cost of a pass per row; and the part of the L2 that
 # gathered features have to themselves.
 HBM_PART, L2_BYTES_A_CLOCK, ROW_SECONDS, L2_PART = 0.875, 34.4, 4e-10, 0.8
-# Of attention: columns of a program, and registers a thread for what the edges of a tile read.
+# Of attention: columns of a program, and registers per thread for loads of the edges of a tile.
 ATTENTION_COLUMNS, ATTENTION_REGISTERS = 256, 32
 # Mean entries a row, upper ends: very short rows, short rows, long rows.
 DEGREE_CLASSES = (("tiny", 8), ("short", 40), ("long", float("inf")))
@@ -62,7 +62,7 @@ class Tile:
 def table(device: str) -> dict[str, dict[str, int]]:
     """Return the launch parameters of a device.
 
-    They are those that the shipped file has for it, else those of an H200.
+    They are from the shipped file; for other devices, of an H200.
 
     ``<degree class>-<bytes of an element>`` gives ``passes`` (16-byte loads a thread and edge
     tile), ``lanes`` (1 if absent), ``unroll``, ``split``, ``piece``, the most ``columns`` of a
@@ -94,7 +94,7 @@ def choose_tile(
     """Return the tile for a call.
 
     Args:
-        device: what it runs on.
+        device: the device.
         num_rows: rows of the graph.
         num_cols: rows of the gathered features.
         num_edges: entries.

@@ -14,7 +14,7 @@ _compiled: dict[tuple[Any, ...], Any] = {}
 
 
 def type_of(dtype: torch.dtype) -> Any:
-    """Return what Triton calls a dtype."""
+    """Return Triton's name of a dtype."""
     import triton.language as tl
 
     return getattr(tl, str(dtype).removeprefix("torch."))

@@ -61,7 +61,7 @@ def rows_to_pad(
     """Return the operands to pad where formulas are summed over the targets; none if none pays.
 
     Features of edges are not copied: each of their rows is read once. The last three arguments are
-    those of :func:`pays`.
+    the arguments of :func:`pays`.
     """
     if entries * max(t.size(1) * t.size(2) for t in operands) < LEAST:  # asked first: it is cheap
         return []
@@ -83,7 +83,7 @@ def rows_to_pad(
 
 
 def _adds_zeros(formula: Formula, wide: Sequence[int]) -> bool:
-    """Whether sums over the width that are inside of a formula stay what they are."""
+    """Whether padding does not change sums over the width inside of a formula."""
     if isinstance(formula, Sum):
         return _is_zero(formula.arg, wide)
     return all(_adds_zeros(part, wide) for part in children(formula))
@@ -107,11 +107,11 @@ def _is_zero(formula: Formula, wide: Sequence[int]) -> bool:
 
 
 def fill(operands: Sequence[Tensor], wide: Sequence[int]) -> list[Tensor]:
-    """Return operands of which some are padded."""
+    """Return operands, some of them padded."""
     size = min(operands[i].element_size() for i in wide)  # winners are no floats
     return [padded(t, size) if i in wide else t for i, t in enumerate(operands)]
 
 
 def cut(out: Tensor, width: int) -> Tensor:
-    """Return the columns of a result that are not those of zeros."""
+    """Return the columns of a result without padding."""
     return out[..., :width].contiguous()

@@ -61,7 +61,7 @@ def seen(t: Tensor) -> OperandFacts:
 
 
 class GraphFacts(NamedTuple):
-    """What kernels depend on of a graph; sizes are rounded."""
+    """Properties of a graph that select a kernel; sizes are rounded."""
 
     num_rows: int
     num_cols: int
@@ -83,13 +83,13 @@ def graph_facts(csr: CSR) -> GraphFacts:
 
 
 def device_facts(tensor: Tensor) -> Gpu:
-    """Return what the division of work asks of a tensor's device."""
+    """Return the properties of a tensor's device for the division of work."""
     return gpu_of(tensor.device.index) if tensor.is_cuda else INTERPRETED
 
 
 @lru_cache(maxsize=4096)
 def extent_of(formula: Formula, shapes: tuple[tuple[int, ...], ...]) -> tuple[int, int]:
-    """(heads, width) of what a formula without sums computes of operands [rows, H, F]."""
+    """Return (heads, width) of a formula without sums, for operands [rows, H, F]."""
     sizes = {i: (shape[1], shape[2]) for i, shape in enumerate(shapes)}
     heads, width = shape_of(formula, sizes)
     for o in operands_of(formula):  # the winners that `sel` reads
@@ -99,7 +99,7 @@ def extent_of(formula: Formula, shapes: tuple[tuple[int, ...], ...]) -> tuple[in
 
 
 def accumulate_dtype(dtypes: tuple[torch.dtype, ...]) -> torch.dtype:
-    """Return what is added up in."""
+    """Return the dtype of sums."""
     return torch.float64 if torch.float64 in dtypes else torch.float32
 
 
@@ -184,13 +184,13 @@ def make_plan(
     """Return the plan of a pass.
 
     Args:
-        outputs: what it computes; of edges, also sums over the width.
+        outputs: the outputs; for edges, also sums over the width.
         operands: of their formulas.
         graph: to go over.
         score: of softmax; see :class:`RowRecipe`.
-        winners: how those of maxima are numbered; empty if they are not needed.
-        infinite: operand that entries which are not there read as infinity.
-        whole: programs hold whole heads, of which formulas have sums.
+        winners: numbering of the winners of maxima; empty if they are not needed.
+        infinite: operand that reads as infinity for absent entries.
+        whole: programs hold whole heads, over which formulas sum.
     """
     formulas = [output.formula for output in outputs] + ([] if score is None else [score])
     used = tuple(dict.fromkeys(o.index for f in formulas for o in operands_of(f)))
@@ -253,7 +253,7 @@ def renumbered(outputs: tuple[Output, ...], used: tuple[int, ...]) -> tuple[Outp
 def _flat(
     operands: tuple[OperandFacts, ...], outputs: tuple[Output, ...], heads: int, width: int
 ) -> tuple[tuple[OperandFacts, ...], tuple[Output, ...]]:
-    """All heads as one, where no operand tells them apart."""
+    """Merge all heads into one, for operands that do not distinguish heads."""
 
     def flat(size: tuple[int, ...]) -> tuple[int, int]:
         return (1, heads * width) if size == (heads, width) else (1, 1)
@@ -281,7 +281,7 @@ def _tiles(
     whole: bool,
     dot: bool,
 ) -> tuple[Tile, Tile, int]:
-    """The tile of rows, with columns of one head, that of pieces, and the heads of a program."""
+    """Return the tiles of rows (columns of one head) and of pieces, and the heads of a program."""
     heads, width = extent
     moving = [i for i, s in enumerate(shapes) if s.kind in ("full", "feature") and sides[i] != "v"]
     gathers, resident = max(len(moving), 1), sum(sides[i] == "u" for i in moving)
@@ -312,7 +312,7 @@ def _tiles(
 
 
 def _with_heads(tile: Tile, heads: int) -> Tile:
-    """A tile with so many times as many columns and fewer edges."""
+    """Return a tile for several heads, with fewer edges."""
     if tile.rows == 1:
         return replace(tile, lanes=max(tile.lanes // heads, 1))
     return replace(tile, rows=max(tile.rows // heads, 1))

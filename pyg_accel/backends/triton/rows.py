@@ -24,9 +24,9 @@ class RowPass:
     """The launches of a pass.
 
     Args:
-        csr: a graph like those of every call.
-        outputs: what it computes.
-        operands: like those of every call, in dtypes, strides and trailing sizes.
+        csr: an example of the graphs of calls.
+        outputs: the outputs.
+        operands: examples of the operands: calls have their dtypes, strides and trailing sizes.
         options: of :func:`make_plan`.
     """
 

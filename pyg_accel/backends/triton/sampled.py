@@ -52,7 +52,7 @@ def choose_sampled_tile(
     """Return the tile for a call.
 
     Args:
-        device: what it runs on.
+        device: the device.
         num_cols: rows of the features.
         columns: features of a head.
         itemsize: bytes of one.

@@ -26,7 +26,7 @@ _NUMBER, _ARRAY, _TENSOR, _SIZE = range(4)  # where arguments come from
 
 
 class Slot(NamedTuple):
-    """Stands for a tensor that each call brings or makes.
+    """A placeholder for a tensor of each call.
 
     Attributes:
         at: its place among the operands and, behind these, the new tensors.
@@ -36,7 +36,7 @@ class Slot(NamedTuple):
 
 
 class Size(NamedTuple):
-    """Stands for a number that each call brings.
+    """A placeholder for a number of each call.
 
     Attributes:
         at: its place among the sizes of a call.
@@ -71,14 +71,14 @@ class Kernel:
         self.compiled: Any = None
 
     def launch(self, grid: tuple[int, ...], arguments: SequenceOf[Any], *, usual: bool) -> None:
-        """Launch it from Python; ``usual`` arguments are those that it is compiled for."""
+        """Launch it from Python; it was compiled for the ``usual`` arguments."""
         compiled = launch(self.function, grid, arguments, warps=self.warps, **self.constants)
         if usual and compiled is not None and _is_simple(compiled.metadata):
             self.compiled = compiled
 
 
 def _is_simple(metadata: Any) -> bool:
-    """Whether a launch needs no memory of its own, and blocks are launched one by one."""
+    """Whether a launch needs no scratch memory, and blocks are launched one by one."""
     others = "global_scratch_size", "profile_scratch_size", "launch_cooperative_grid", "launch_pdl"
     return metadata.num_ctas == 1 and not any(getattr(metadata, name, 0) for name in others)
 
@@ -95,7 +95,7 @@ class _Call(NamedTuple):
 class Sequence:
     """Launches on operands [rows, ...], arrays of a graph, and new tensors.
 
-    A sequence is of one graph, or takes what differs between graphs as sizes of each call.
+    A sequence belongs to one graph, or takes sizes that differ between graphs in each call.
 
     Args:
         operands: how many.
