@@ -5,13 +5,12 @@
 compressed features (:mod:`pyg_accel.layers`).
 
 PyG runs a function of torch for each step of a message and writes a tensor of all edges in most of
-them. A program reads the features once. It costs the host as much as a few functions, more where a
-kernel is generated for its formula, and on a graph that was not seen before the CSR form has to be
-built, which all layers share that get the graph. So each kind of call has a number of edges from
-which on it is faster, :func:`fewest_edges`.
+them. A program reads the features once. It costs the host as much as a few functions, more if a
+kernel is generated for its formula, and a new graph needs its CSR form, which all layers on the
+graph share. So each kind of call is faster above a number of edges, :func:`fewest_edges`.
 
-``python -m pyg_accel tune`` measures the three numbers of a machine; the shipped ones are of one core
-of an AMD EPYC and of an NVIDIA H100.
+``python -m pyg_accel tune`` measures the three numbers of a machine; the shipped numbers are of one
+core of an AMD EPYC and of an NVIDIA H100.
 """
 
 from collections.abc import Iterable, Iterator
@@ -331,8 +330,8 @@ class Machine:
                 raise ValueError(f"no machine has {name}={value!r}")
 
 
-# Fitted to benchmarks/results/cost_measurements from `python -m pyg_accel profile`: one H200, and for
-# one core two processors with AVX-512 (an EPYC and a Xeon, two threads each). `entry` is from
+# Fitted to benchmarks/results/cost_measurements from `python -m pyg_accel profile`: an H200, and for
+# a core two processors with AVX-512 (an EPYC and a Xeon, two threads each). `entry` is from
 # `python -m benchmarks.papers.maxk_gnn --figure 8`.
 H200 = Machine(flops=33e12, memory=3.3e12, gather=4.8e12, cache=10.5e12, cache_bytes=30e6,
                slice_bytes=256, sector=32, edge=0.0, row=0.0, call=12e-6, sparse_call=90e-6,

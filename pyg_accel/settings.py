@@ -1,7 +1,8 @@
 """All settings of pyg_accel.
 
 The value of a setting is the assigned attribute of :data:`settings`, otherwise its environment
-variable, which is read at each access (never at import), otherwise its default. ``docs/reference/settings.md`` lists them, and a test compares that page with this file.
+variable, which is read at each access (never at import), otherwise its default.
+``docs/reference/settings.md`` lists them, and a test compares that page with this file.
 """
 
 import os

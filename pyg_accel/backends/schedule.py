@@ -41,7 +41,7 @@ class Pieces:
 
 @dataclass(frozen=True)
 class Schedule:
-    """The order of the rows of a graph, and its long rows; None for the stored order or no pieces."""
+    """The order of the rows, and pieces of long rows; None for the stored order or no pieces."""
 
     order: Tensor | None
     pieces: Pieces | None

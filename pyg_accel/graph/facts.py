@@ -123,7 +123,7 @@ def cache_of(csr: CSR) -> dict[Any, Any]:
 
 
 def of_matrix(csr: CSR, key: Hashable, make: Callable[[], T]) -> T:
-    """Return the value stored for a CSR matrix; compute and store it if there is none."""
+    """Return the value stored for a CSR matrix, or compute and store it."""
     values = cache_of(csr)
     value: T | None = values.get(key)
     if value is None:

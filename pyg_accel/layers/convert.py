@@ -1,4 +1,4 @@
-"""``to_maxk``: an existing model with MaxK in place of ReLU and the same parameters."""
+"""``to_maxk``: an existing model with MaxK instead of ReLU, and the same parameters."""
 
 import copy as copying
 from collections import Counter
@@ -22,8 +22,8 @@ def to_maxk(model: Module, k: int, *, copy: bool = True) -> Module:
     """Replace every SAGEConv, GCNConv or GINConv after a ReLU, and the ReLU, with a MaxK layer.
 
     Reads the order of layers in stacks of PyG (``GraphSAGE``, ``GCN``, ``GIN`` and others built on
-    BasicGNN) and in PyG's ``Sequential``, in a model or by themselves. Elsewhere the order is in
-    code, which is not read: write ``MaxKSAGEConv`` there instead of ReLU and layer.
+    BasicGNN) and in PyG's ``Sequential``, alone or inside of a model. Other models have the order
+    in code, which is not read: write ``MaxKSAGEConv`` there instead of ReLU and layer.
 
     If something else reads the ReLU as well (jumping knowledge, a skip connection), it stays, and
     MaxK selects from its result. Layers that read the input features are not replaced, as there is
@@ -32,8 +32,8 @@ def to_maxk(model: Module, k: int, *, copy: bool = True) -> Module:
     Args:
         model: the model.
         k: how many features of each node to keep; the paper found 32 of 256 a good start.
-        copy: convert a copy. Otherwise the layers of ``model`` itself are changed, so that an
-            optimizer with its parameters has those of the result.
+        copy: convert a copy. Otherwise the layers of ``model`` are changed in place, and an
+            optimizer with its parameters stays valid.
 
     Returns:
         The model with MaxK, of the same class. Its attribute ``maxk_swaps`` lists which layers were
@@ -68,7 +68,7 @@ def to_maxk(model: Module, k: int, *, copy: bool = True) -> Module:
 
 
 def _swap_stack(prefix: str, stack: BasicGNN, k: int, shared: Collection[int]) -> Iterator[Swap]:
-    """Swap the layers of a model whose forward is known: conv, norm, act, dropout, conv, ..."""
+    """Swap the layers of a BasicGNN, whose forward is conv, norm, act, dropout, conv, ..."""
     act = stack.act
     is_relu = isinstance(act, ReLU) or act in (torch.relu, torch.nn.functional.relu)
     between = stack.act_first and any(not isinstance(n, Identity) for n in stack.norms)
@@ -122,7 +122,7 @@ def _swap_sequence(
 
 
 def _relu_before(model: Sequential, i: int) -> int | None:
-    """Return the place of the ReLU that child ``i`` reads, through dropout perhaps."""
+    """Return the place of the ReLU that child ``i`` reads, directly or through dropout."""
     value = [model._children[i].param_names[0]]
     for j in range(i - 1, -1, -1):
         child = model._children[j]

@@ -1,10 +1,10 @@
 """Puts many small graphs into one batch, as ``torch_geometric.data.collate`` does.
 
-PyG asks every graph for every attribute how many nodes it has and how its indices shift, adds these
+PyG queries every graph for the number of nodes and the increment of every attribute, adds these
 numbers to each tensor, and fills a tensor per graph for the batch vector. Here the numbers of all
 graphs are one tensor, and an attribute is one native copy. The batch is the same, attribute for
-attribute. What is not copied, such as attributes other than tensors, is collated by PyG's own
-function, and graphs whose class has its own ``__inc__`` are asked one by one.
+attribute. PyG's function collates other attributes, such as lists, and graphs of a class with
+another ``__inc__`` are queried one by one.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -72,7 +72,7 @@ class _Group:
         return cumsum(torch.tensor([store.num_nodes or 0 for store in self.stores]))
 
     def increments(self, name: str, values: list[Tensor]) -> Tensor:
-        """By how much an attribute is shifted in each graph: [B], or [B, 2, 1]."""
+        """Return the increment of an attribute in each graph, [B] or [B, 2, 1]."""
         inc = type(self.graphs[0]).__inc__
         if inc in _STOCK_INC and not is_shifted(name):
             return torch.zeros(len(values), dtype=torch.long)
@@ -133,7 +133,7 @@ def collate(
         data_list: the graphs, against which there are no :func:`collate_reasons`.
         increment: shift indices by the nodes of the graphs before.
         add_batch: add the vectors ``batch`` and ``ptr``.
-        follow_batch: attributes that get batch vectors of their own.
+        follow_batch: attributes that get batch vectors.
         exclude_keys: attributes to leave out.
 
     Returns:
@@ -158,7 +158,7 @@ def gather(
     follow_batch: Iterable[str] | None,
     exclude_keys: Iterable[str] | None,
 ) -> Collated:
-    """Make a result like a graph, of the attributes of groups by the keys of its storages."""
+    """Make a result like a graph, from groups of attributes by the keys of its storages."""
     out: Any = _empty(cls, type(like))
     out.stores_as(like)
     followed, excluded = set(follow_batch or ()), {"ptr", *(exclude_keys or ())}
@@ -195,8 +195,8 @@ def gather(
 def _empty(cls: type, kind: Any) -> Any:
     """Make a result without attributes.
 
-    PyG makes a class of batches once for each class of graphs, and then looks at arguments of
-    ``__init__``, of which those of its own classes need none.
+    PyG makes a class of batches for each class of graphs, and inspects arguments of ``__init__`` at
+    each call, which is only needed for classes of users.
     """
     if cls is kind:
         return cls()
@@ -211,12 +211,12 @@ def _class_of_batches(cls: Any, kind: type) -> type:
 
 
 def is_shifted(name: str) -> bool:
-    """Whether PyG increments an attribute of this name."""
+    """Whether PyG increments an attribute, by its name."""
     return "batch" in name or "index" in name or name == "face"
 
 
 def are_dense(values: list[Any]) -> bool:
-    """Whether values are ordinary tensors; of their layouts PyG looks at the first one as well."""
+    """Whether values are plain dense tensors; like PyG, only the first layout is checked."""
     if set(map(type, values)) != {Tensor}:
         return False
     return not values[0].is_nested and values[0].layout is torch.strided

@@ -21,7 +21,7 @@ ONE = ""  # the only type of nodes, and of edges, of a homogeneous graph
 
 
 class Edges(NamedTuple):
-    """What is asked of a sampler, by type of nodes or of edges."""
+    """The arguments of a sampler, by type of nodes or of edges."""
 
     ends: dict[Any, tuple[Any, Any]]  # the types of source and target of each type of edges
     colptr: Mapping[Any, Tensor]
@@ -37,20 +37,20 @@ class Edges(NamedTuple):
         cls, colptr: Tensor, row: Tensor, num_nodes: int, num_neighbors: Sequence[int],
         *values: Tensor | None,
     ) -> "Edges":  # fmt: skip
-        """Return the edges of a homogeneous graph; ``values`` are node_time and those after it."""
+        """Return the edges of a homogeneous graph; ``values`` are times and weights, in order."""
         by_type = [{} if value is None else {ONE: value} for value in values] or [{}, {}, {}]
         return cls({ONE: (ONE, ONE)}, {ONE: colptr}, {ONE: row}, {ONE: num_nodes},
                    {ONE: num_neighbors}, *by_type)  # fmt: skip
 
 
 class Draw(NamedTuple):
-    """How edges are drawn.
+    """How edges are sampled.
 
     Attributes:
-        device: where.
+        device: the device.
         replace: with replacement.
-        induced: all edges between the nodes that are out.
-        disjoint: a subgraph of its own for every seed.
+        induced: all edges between the sampled nodes.
+        disjoint: a separate subgraph for every seed.
         temporal_strategy: ``"uniform"`` or ``"last"``.
         backward: along edges, not against them.
     """
@@ -70,10 +70,10 @@ def sample(
 ) -> SamplerOutput | HeteroSamplerOutput:
     """Sample a subgraph around seeds, as PyG's ``NeighborSampler`` does with pyg-lib.
 
-    Nodes are numbered from the seeds on, in the order of their first appearance; edges come by hop
-    and by target. Random numbers follow ``torch.manual_seed`` and do not depend on the number of
-    threads: the same distribution as pyg-lib's, not the same batches. A GPU's may be others than a
-    CPU's.
+    Seeds are numbered first, then other nodes in the order of their first appearance; edges are
+    ordered by hop and target. Random numbers follow ``torch.manual_seed`` and do not depend on the
+    number of threads: the same distribution as pyg-lib's, not the same batches. Batches of a GPU
+    may differ from the CPU's.
 
     Args:
         sampler: a ``torch_geometric.sampler.NeighborSampler``.
@@ -82,7 +82,7 @@ def sample(
             default the time of the seed node.
 
     Returns:
-        What ``NeighborSampler`` returns before it makes edges bidirectional, on the device of the
+        The result of ``NeighborSampler`` before it makes edges bidirectional, on the device of the
         sampler. Induced subgraphs have no numbers per hop.
 
     Raises:
@@ -142,7 +142,7 @@ def _typed(sampler: Any) -> Edges:
 
 
 def _by_edges(graph: Edges) -> dict[Any, int]:
-    """How many nodes there are of each type, those included that only edges tell of."""
+    """Return the number of nodes of each type, including nodes that only edges refer to."""
     counts = dict(graph.num_nodes)
     for relation, (source, _) in graph.ends.items():
         row = graph.row[relation]
@@ -151,7 +151,7 @@ def _by_edges(graph: Edges) -> dict[Any, int]:
 
 
 def _counted(sampler: Any, relations: Mapping[Any, tuple[Any, Any]]) -> dict[Any, int]:
-    """How many nodes there are of each type; as many as its edges tell where PyG cannot."""
+    """Return the number of nodes of each type; from its edges if PyG does not have it."""
     counts = dict(sampler.num_nodes)
     for kind in (kind for kind, count in counts.items() if count is None):
         as_target = [
@@ -175,10 +175,10 @@ def draw(
 
     Args:
         graph: the edges.
-        how: the way.
+        how: the method.
         seeds: ids of nodes by type.
         seed_time: their times.
-        after: wait for what the current stream of a GPU writes.
+        after: wait for pending writes of the current stream of a GPU.
 
     Raises:
         ValueError: names the argument, or what is wrong with the graph.
@@ -210,7 +210,7 @@ def draw(
     edges = {k: (next(each), next(each), next(each)) for k in relations}
     nodes = {kind: (next(each), next(each)) for kind in types}
     first, *hops = _hops(counts, len(types), len(relations))
-    if induced and hops:  # the nodes that the last hop found are outside of the subgraph
+    if induced and hops:  # the nodes of the last hop are outside of the subgraph
         for kind, new in zip(types, hops[-1][1], strict=True):
             node, batch = nodes[kind]
             nodes[kind] = node[: node.numel() - new], batch[: max(batch.numel() - new, 0)]
@@ -241,7 +241,7 @@ def _must_wait(
     seeds: Mapping[Any, Tensor],
     seed_time: Mapping[Any, Tensor] | None,
 ) -> bool:
-    """Return whether a sampler reads what the current stream of its GPU may still be writing."""
+    """Return whether a sampler reads tensors that the current stream may still write."""
     if device_of(sampler).type == "cpu":
         return False
     held = (graph.colptr, graph.row, graph.node_time, graph.edge_time, graph.edge_weight)
@@ -256,7 +256,7 @@ def _draw(
     seeds: Mapping[Any, Tensor],
     seed_time: Mapping[Any, Tensor] | None,
 ) -> tuple[list[Tensor], list[int], str]:
-    """Call the library: what is sampled, how much of it in each hop, and what was wrong."""
+    """Call the library; return the sample, the numbers per hop, and the error, if any."""
     device, relations = how.device, list(graph.ends)
     library = cuda_library() if device.type == "cuda" else cpu_library()
     nothing = torch.empty(0, dtype=torch.int64, device=device)
@@ -297,14 +297,14 @@ def _draw(
 
     tensors, counts, fault = attempt(graph.num_nodes)
     if "ids of nodes" in fault and "edge_index" in fault:
-        # PyG reaches nodes beyond `num_nodes` all the same; only their own neighbors are unknown.
+        # Like PyG, accept nodes beyond `num_nodes`, which have no neighbours.
         tensors, counts, again = attempt(_by_edges(graph))
         fault = again and fault
     return tensors, counts, fault
 
 
 def _hops(counts: list[int], types: int, relations: int) -> Iterator[tuple[list[int], list[int]]]:
-    """Yield how many edges of each relation and how many nodes of each type every hop added."""
+    """Yield the numbers of edges of each relation and nodes of each type that every hop added."""
     yield [], counts[:types]
     for at in range(types, len(counts), types + relations):
         yield counts[at : at + relations], counts[at + relations : at + relations + types]
@@ -326,7 +326,7 @@ def _times_of(
     graph: Edges,
     device: torch.device,
 ) -> Iterator[Tensor]:
-    """Yield the times of all seeds; by default those of the nodes."""
+    """Yield the times of all seeds; by default the times of the nodes."""
     for kind, ids in seeds.items():
         if seed_time is not None and kind in seed_time:
             _check_times("seed_time", seed_time[kind], ids.numel())

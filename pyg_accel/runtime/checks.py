@@ -12,7 +12,7 @@ __all__ = ["check_arguments", "require", "shown", "whole"]
 
 
 def whole(name: str, value: object, least: int = 1) -> int:
-    """Return a whole number; a bool is not one.
+    """Return a whole number, not a bool.
 
     Raises:
         ValueError: for anything else, less than ``least`` or of more than 64 bits.
@@ -34,8 +34,8 @@ def check_arguments(arguments: Mapping[str, object]) -> None:
     """Refuse arguments of a model, by name, that should be tensors.
 
     Raises:
-        TypeError: for an array of numpy, and for a list of two lists in place of an edge_index.
-        ValueError: for features in place of an edge_index.
+        TypeError: for an array of numpy, or a list of two lists as edge_index.
+        ValueError: for features as edge_index.
     """
     for name, value in arguments.items():
         _check_argument(name, value)
@@ -66,8 +66,8 @@ def _holds_numbers(row: object) -> bool:
 def require(condition: Tensor, message: str) -> None:
     """Require that a condition on values of tensors is true.
 
-    This waits for the device. Where that is impossible (compiled code, fake tensors, a CUDA graph
-    that is being captured), the device asserts the condition.
+    This waits for the device. In compiled code, for fake tensors and during a capture of a CUDA
+    graph, the device asserts the condition instead.
 
     Args:
         condition: bool, with one element.

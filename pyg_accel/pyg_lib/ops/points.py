@@ -112,7 +112,7 @@ def nearest(
 def _checked(
     x: Tensor, y: Tensor, ptr_x: Tensor | None, ptr_y: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return what kernels take: matrices of float32 or float64, and pointers."""
+    """Return arguments for kernels: matrices of float32 or float64, and pointers."""
     x, y = (t.detach().unsqueeze(-1) if t.dim() == 1 else t.detach() for t in (x, y))
     if x.dim() != 2 or y.dim() != 2 or x.size(1) != y.size(1):
         raise ValueError(f"expected 'x' [N, D] and 'y' [M, D] (got {list(x.shape)} and "
@@ -147,7 +147,7 @@ def pointers(name: str, ptr: Tensor | None, points: Tensor) -> Tensor:
     """Return where the rows of each example begin, int64; by default there is one.
 
     Raises:
-        ValueError: on the CPU, for what does not ascend from 0 to the number of rows.
+        ValueError: on the CPU, for pointers that do not ascend from 0 to the number of rows.
     """
     if ptr is None:
         return torch.tensor([0, points.size(0)], device=points.device)
@@ -162,7 +162,7 @@ def pointers(name: str, ptr: Tensor | None, points: Tensor) -> Tensor:
 
 
 def kernel_of(x: Tensor, most: int) -> str:
-    """Return what searches among points: ``cpu``, ``cuda``, or ``torch`` (blocks)."""
+    """Return the implementation of a search: ``cpu``, ``cuda``, or ``torch`` (blocks)."""
     if x.is_cuda:
         narrow = x.dtype in (torch.float16, torch.bfloat16, torch.float32)
         return "cuda" if narrow and kernels.fits(x, most) else "torch"
