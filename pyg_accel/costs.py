@@ -330,8 +330,8 @@ class Machine:
                 raise ValueError(f"no machine has {name}={value!r}")
 
 
-# Fitted to benchmarks/results/cost_measurements from `python -m pyg_accel profile`: an H200, and for
-# a core two processors with AVX-512 (an EPYC and a Xeon, two threads each). `entry` is from
+# Fitted to benchmarks/results/cost_measurements from `python -m pyg_accel profile`: an H200, and
+# for a core two processors with AVX-512 (an EPYC and a Xeon, two threads each). `entry` is from
 # `python -m benchmarks.papers.maxk_gnn --figure 8`.
 H200 = Machine(flops=33e12, memory=3.3e12, gather=4.8e12, cache=10.5e12, cache_bytes=30e6,
                slice_bytes=256, sector=32, edge=0.0, row=0.0, call=12e-6, sparse_call=90e-6,
