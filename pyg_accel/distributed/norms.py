@@ -1,8 +1,8 @@
-"""Norms and readouts over the nodes of all ranks.
+"""Norms, readouts and reversed edges over the nodes of all ranks.
 
 PyG's code runs with ``scatter`` and ``degree`` that reduce over all ranks. On a GPU, batch norms
-are torch's ``SyncBatchNorm``, which takes no CPU tensors. The ``__class__`` of a norm in the model
-is set to a subclass below, so its parameters, buffers and options stay.
+are torch's ``SyncBatchNorm``, which takes no CPU tensors. The ``__class__`` of such a module in the
+model is set to a subclass below, so its parameters, buffers and options stay.
 """
 
 import inspect
@@ -15,12 +15,12 @@ from torch import Tensor
 from torch_geometric import nn
 from torch_geometric.nn import aggr
 
-from pyg_accel.distributed.tracking import RUNNING, running
+from pyg_accel.distributed.tracking import RUNNING, Following, running
 from pyg_accel.distributed.wire import Wire, total
 from pyg_accel.errors import NotDistributable
 from pyg_accel.patching import reductions
 
-__all__ = ["HOOKS", "NORMS"]
+__all__ = ["ALL_NODES", "HOOKS"]
 
 _REDUCED = (aggr.SumAggregation, aggr.MeanAggregation, aggr.MaxAggregation, aggr.MinAggregation)
 
@@ -245,10 +245,23 @@ class AllNodesInstanceNorm(_NormOfGraphs, nn.InstanceNorm):
         return out
 
 
-NORMS: dict[type[torch.nn.Module], type[torch.nn.Module]] = {
+class AllNodesDirGNNConv(nn.DirGNNConv):
+    """``DirGNNConv`` that reverses the edges of all ranks."""
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        """Run the layer."""
+        if RUNNING.wire is None:
+            return super().forward(x, edge_index)
+        with Following():
+            return super().forward(x, edge_index)
+
+
+ALL_NODES: dict[type[torch.nn.Module], type[torch.nn.Module]] = {
     cls.__bases__[-1]: cls
     for cls in (
         AllNodesBatchNorm1d, AllNodesBatchNorm, AllNodesGraphNorm, AllNodesPairNorm,
         AllNodesMeanSubtractionNorm, AllNodesGraphSizeNorm, AllNodesLayerNorm, AllNodesInstanceNorm,
+        AllNodesDirGNNConv,
     )
 }  # fmt: skip

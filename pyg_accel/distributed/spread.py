@@ -12,11 +12,10 @@ from torch import Tensor
 
 import pyg_accel
 from pyg_accel.distributed import suitability
-from pyg_accel.distributed.convs import CONVS
 from pyg_accel.distributed.entry import HOOKS
 from pyg_accel.distributed.folder import Stored
 from pyg_accel.distributed.model import Distributed
-from pyg_accel.distributed.norms import NORMS
+from pyg_accel.distributed.norms import ALL_NODES
 from pyg_accel.distributed.partitioners import method_reasons
 from pyg_accel.distributed.products import halo_of_product
 from pyg_accel.distributed.share import cut_data, partitions, read_data
@@ -97,7 +96,7 @@ def _prepare(model: torch.nn.Module) -> None:
     """Let norms and layers reduce over all ranks; drop cached results for the whole graph."""
     for module in model.modules():
         kind: type[torch.nn.Module] = type(module)
-        module.__class__ = NORMS.get(kind) or CONVS.get(kind) or kind
+        module.__class__ = ALL_NODES.get(kind, kind)
         for name in vars(module):
             if name.startswith("_cached"):  # of cached=True
                 setattr(module, name, None)
