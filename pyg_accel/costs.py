@@ -111,15 +111,15 @@ class Work(NamedTuple):
     stacks: bool = False
 
 
-def work_of(computed: Iterable[Computation], derived: int = 0, *, row_bytes: int = 0) -> Work:
+def work_of(computed: Iterable[Computation], derived: int = 0) -> Work:
     """Return the work of a call.
 
     Args:
         computed: its messages.
         derived: functions of the graph that are run once a graph.
-        row_bytes: bytes of a row of the widest network on edges.
     """
-    functions, tensors, blocks, generated, extremes, attention = 0.0, 1.0, False, 0, 0, False
+    functions, tensors, blocks, attention = 0.0, 1.0, False, False
+    generated = extremes = row_bytes = 0
     counted: set[Any] = set()  # PyG computes common parts of formulas once
     for each in computed:
         count, softmax = sum(_REDUCES.get(name, 4) for name in each.reduces), each.score is not None

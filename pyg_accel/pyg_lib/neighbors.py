@@ -280,19 +280,14 @@ def _draw(
             [ready(graph.colptr[k]) for k in relations],
             [ready(graph.row[k]) for k in relations],
             [types.index(end) for k in relations for end in graph.ends[k]],
-            [num_nodes[kind] for kind in types],
-            [seeds.get(kind, nothing) for kind in types],
+            [num_nodes[kind] for kind in types], [seeds.get(kind, nothing) for kind in types],
             numbers,
             [ready(graph.node_time.get(kind, nothing)) for kind in types],
             [ready(graph.edge_time.get(k, nothing)) for k in relations],
             [ready(graph.edge_weight.get(k, no_weight)) for k in relations],
-            now,
-            how.replace,
-            how.induced,
-            how.disjoint,
-            how.temporal_strategy == "last",
+            now, how.replace, how.induced, how.disjoint, how.temporal_strategy == "last",
             random_seed,
-        )
+        )  # fmt: skip
         return out
 
     tensors, counts, fault = attempt(graph.num_nodes)

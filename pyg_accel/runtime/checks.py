@@ -38,25 +38,19 @@ def check_arguments(arguments: Mapping[str, object]) -> None:
         ValueError: for features as edge_index.
     """
     for name, value in arguments.items():
-        _check_argument(name, value)
-
-
-def _check_argument(name: str, value: object) -> None:
-    if type(value).__module__.partition(".")[0] == "numpy":
-        array = f"numpy.{type(value).__name__} {list(getattr(value, 'shape', ()))}"
-        raise TypeError(f"expected '{name}' to be a tensor (got {array}); use torch.from_numpy")
-    if name != "edge_index":
-        return
-    if isinstance(value, (list, tuple)) and all(map(_holds_numbers, value)):
+        if type(value).__module__.partition(".")[0] == "numpy":
+            array = f"numpy.{type(value).__name__} {list(getattr(value, 'shape', ()))}"
+            raise TypeError(f"expected '{name}' to be a tensor (got {array}); use torch.from_numpy")
+    edges = arguments.get("edge_index")
+    if isinstance(edges, (list, tuple)) and all(map(_holds_numbers, edges)):
         raise TypeError(
-            f"expected '{name}' to be a tensor (got a {shown(value)}); use torch.tensor"
+            f"expected 'edge_index' to be a tensor (got a {shown(edges)}); use torch.tensor"
         )
-    if not isinstance(value, Tensor) or value.layout is not torch.strided:
-        return
-    is_whole = not value.is_floating_point() and not value.is_complex()
-    if not is_whole or value.dim() != 2 or value.size(0) != 2:
-        raise ValueError(f"expected '{name}' to be whole numbers [2, E] (got {value.dtype} "
-                         f"{list(value.shape)}; arguments in another order?)")  # fmt: skip
+    if isinstance(edges, Tensor) and edges.layout is torch.strided:
+        is_whole = not edges.is_floating_point() and not edges.is_complex()
+        if not is_whole or edges.dim() != 2 or edges.size(0) != 2:
+            raise ValueError(f"expected 'edge_index' to be whole numbers [2, E] (got {edges.dtype} "
+                             f"{list(edges.shape)}; arguments in another order?)")  # fmt: skip
 
 
 def _holds_numbers(row: object) -> bool:

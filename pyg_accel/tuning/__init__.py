@@ -43,7 +43,13 @@ def tune(kind: str, path: Path | None = None) -> dict[str, Any]:
     path = path or tuning_file()
     devices = read_tuning(path) if path.exists() else {}
     path.parent.mkdir(parents=True, exist_ok=True)
-    measured: dict[str, Any] = {"measured": _circumstances(kind)}
+    measured: dict[str, Any] = {
+        "measured": {
+            "device": str(Device.of(kind)), "date": datetime.date.today().isoformat(),
+            "pyg_accel": pyg_accel.__version__, "torch": torch.__version__,
+            "python": platform.python_version(),
+        },
+    }  # fmt: skip
     # Fails before the measurement if it must; and no process ever reads half a file.
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         measured["size"] = measure_costs(kind)
@@ -51,13 +57,3 @@ def tune(kind: str, path: Path | None = None) -> dict[str, Any]:
         whole.write_text(json.dumps(devices | {Device.of(kind).slug: measured}, indent=2) + "\n")
         whole.replace(path)
     return measured
-
-
-def _circumstances(kind: str) -> dict[str, str]:
-    return {
-        "device": str(Device.of(kind)),
-        "date": datetime.date.today().isoformat(),
-        "pyg_accel": pyg_accel.__version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-    }

@@ -20,7 +20,7 @@ __all__ = ["bind", "run"]
 def run(
     csr: CSR, formula: Formula, operands: list[Tensor], reduces: list[str], *, want_arg: bool
 ) -> list[Tensor]:
-    """Run a call by itself; sums over the width that are inside a formula are computed first."""
+    """Run a single call; sums over the width inside of a formula are computed first."""
     if has_sum(formula):
         operands = list(operands)
         if isinstance(formula, Sum) and reduces == ["none"]:
