@@ -102,8 +102,5 @@ def _info() -> dict[str, Any]:
 
 
 TORCH_SPARSE = Backend(
-    "torch_sparse",
-    {"gspmm": Kernel(_gspmm, reasons=_reasons)},
-    lambda: list(_load()),
-    info=_info,
+    "torch_sparse", {"gspmm": Kernel(_gspmm, reasons=_reasons)}, lambda: list(_load()), info=_info
 )

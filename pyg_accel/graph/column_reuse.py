@@ -13,14 +13,7 @@ from pyg_accel.graph.csr import CSR, entries_of_rows
 from pyg_accel.graph.facts import Kind, facts_of
 from pyg_accel.machine import is_captured
 
-__all__ = [
-    "HEIGHTS",
-    "LEAST",
-    "Shared",
-    "kind_of",
-    "per_column",
-    "reuse_of",
-]
+__all__ = ["HEIGHTS", "LEAST", "Shared", "kind_of", "per_column", "reuse_of"]
 
 # Rows per window of the kernels, and the fewest entries of a column in a tile.
 HEIGHTS = (16, 32, 64)

@@ -67,13 +67,7 @@ class Graph:
     _degree: Tensor | None = None
 
     def __init__(
-        self,
-        rowptr: Tensor,
-        col: Tensor,
-        perm: Tensor | None,
-        num_cols: int,
-        *,
-        sorted: bool,
+        self, rowptr: Tensor, col: Tensor, perm: Tensor | None, num_cols: int, *, sorted: bool
     ) -> None:
         """Check and take over arrays.
 

@@ -21,13 +21,7 @@ from torch_geometric.utils import cumsum
 
 from pyg_accel.runtime.native import library_of
 
-__all__ = [
-    "are_dense",
-    "collate",
-    "collate_reasons",
-    "gather",
-    "is_shifted",
-]
+__all__ = ["are_dense", "collate", "collate_reasons", "gather", "is_shifted"]
 
 _STOCK_INC = (Data.__inc__, HeteroData.__inc__)
 _CPU = torch.device("cpu")

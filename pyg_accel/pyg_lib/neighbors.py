@@ -236,10 +236,7 @@ def draw(
 
 
 def _must_wait(
-    sampler: Any,
-    graph: Edges,
-    seeds: Mapping[Any, Tensor],
-    seed_time: Mapping[Any, Tensor] | None,
+    sampler: Any, graph: Edges, seeds: Mapping[Any, Tensor], seed_time: Mapping[Any, Tensor] | None
 ) -> bool:
     """Return whether a sampler reads tensors that the current stream may still write."""
     if device_of(sampler).type == "cpu":

@@ -23,12 +23,7 @@ __all__ = ["lower"]
 
 
 def lower(
-    builder: Builder,
-    region: Region,
-    tree: Tree,
-    static: frozenset[str],
-    *,
-    cast: bool,
+    builder: Builder, region: Region, tree: Tree, static: frozenset[str], *, cast: bool
 ) -> fx.Node:
     """Add the nodes of a tree to a new graph.
 

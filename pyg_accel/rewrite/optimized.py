@@ -34,10 +34,7 @@ class OptimizedModel(ModelWrapper):
     _own = frozenset(("forward", "_opt_layers", "_opt_options", "_opt_static"))
 
     def __init__(
-        self,
-        model: torch.nn.Module,
-        options: Options,
-        static: tuple[str, ...] = (),
+        self, model: torch.nn.Module, options: Options, static: tuple[str, ...] = ()
     ) -> None:
         """Share the attributes of the model."""
         layers = _transformed(model, options)

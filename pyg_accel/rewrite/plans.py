@@ -16,17 +16,7 @@ from pyg_accel.rewrite.optimized import OptimizedModel, rewritten_layers
 from pyg_accel.rewrite.select import Decision
 from pyg_accel.rewrite.tree import Tree, composition_of, leaves_in
 
-__all__ = [
-    "HEAD",
-    "LayerPlan",
-    "ModelPlan",
-    "TreePlan",
-    "facts",
-    "legend",
-    "plan",
-    "row",
-    "title",
-]
+__all__ = ["HEAD", "LayerPlan", "ModelPlan", "TreePlan", "facts", "legend", "plan", "row", "title"]
 
 WIDTH = 100  # of text
 MOST = 24  # associations of a layer in a table of text

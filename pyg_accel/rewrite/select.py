@@ -217,11 +217,7 @@ def make_decision(
 
 
 def assumptions_of(
-    region: Region,
-    learning: Learning,
-    *,
-    train: bool,
-    static: frozenset[Any],
+    region: Region, learning: Learning, *, train: bool, static: frozenset[Any]
 ) -> Assumptions:
     """Return which leaves have gradients and which are the same in every call.
 

@@ -16,13 +16,7 @@ import torch
 
 from pyg_accel.graph.column_reuse import HEIGHTS, Shared
 
-__all__ = [
-    "FILE",
-    "Launch",
-    "choose_launch",
-    "mode_of",
-    "terms",
-]
+__all__ = ["FILE", "Launch", "choose_launch", "mode_of", "terms"]
 
 FILE = Path(__file__).with_name("choice.json")
 WARP_BYTES, MOST_WARPS = 128, 4  # of a row that a warp has; of a block

@@ -108,11 +108,7 @@ def edge_softmax(csr: CSR, scores: Tensor, grad: Tensor | None) -> Tensor:
 
 
 def sampled_spmm(
-    csr: CSR,
-    x: Tensor,
-    scale: Tensor | None,
-    weight: Tensor | None,
-    sampling: Sampling,
+    csr: CSR, x: Tensor, scale: Tensor | None, weight: Tensor | None, sampling: Sampling
 ) -> Tensor:
     """Sum at most ``sampling.width`` entries of each row; here in float64, rounded once.
 
