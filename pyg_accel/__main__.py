@@ -27,35 +27,33 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m pyg_accel", description=__doc__)
     parser.add_argument("--version", action="version", version=f"pyg_accel {pyg_accel.__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("doctor", help="versions, processor, backends and why not")
+    examine = commands.add_parser("doctor", help="versions, processor, backends and why not")
+    examine.set_defaults(call=lambda _: doctor())
     run = commands.add_parser("run", help="run a PyG script unchanged under patch(), then report")
     run.add_argument("-m", dest="module", action="store_true", help="the name of a module follows")
     run.add_argument("script", help="path of a Python script; with -m, the name of a module")
     run.add_argument("args", nargs=argparse.REMAINDER, help="arguments of the script")
+    run.set_defaults(call=lambda o: run_script(o.script, o.args, module=o.module))
     explain = commands.add_parser("explain", help="what optimize() would do to a script's model")
     explain.add_argument("model", metavar="SCRIPT:MODEL", help="a script and the name of its model")
     names = "what the script calls the arguments, e.g. data.x,data.edge_index"
     explain.add_argument("--inputs", default="x,edge_index", metavar="NAMES", help=names)
     explain.add_argument("--train", action="store_true", help="forward and backward are to be fast")
     explain.add_argument("--format", choices=("text", "md", "dot"), default="text")
+    explain.set_defaults(call=lambda o: explain_model(o.model, o.inputs, train=o.train,
+                                                      format=o.format))  # fmt: skip
     profile = commands.add_parser("profile", help="learn what kernels cost on this machine")
     profile.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     profile.add_argument("--out", type=Path, default=Path("cost_models"), help="folder to write")
     profile.add_argument("--minutes", type=float, default=float("inf"), help="stop measuring then")
+    profile.set_defaults(call=lambda o: profile_machine(o.device, o.out, o.minutes))
     tune = commands.add_parser("tune", help="measure call costs and launches on this machine")
     tune.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")
     tune.add_argument("--out", type=Path, help="file to write; default: the one that is used")
+    tune.set_defaults(call=lambda o: tune_machine(o.device, o.out))
     options = parser.parse_args(argv)
-    if options.command == "explain":
-        kwargs = {"train": options.train, "format": options.format}
-        return explain_model(options.model, options.inputs, **kwargs)
-    if options.command == "profile":
-        return profile_machine(options.device, options.out, options.minutes)
-    if options.command == "tune":
-        return tune_machine(options.device, options.out)
-    if options.command == "run":
-        return run_script(options.script, options.args, module=options.module)
-    return doctor()
+    result: int = options.call(options)
+    return result
 
 
 def doctor() -> int:

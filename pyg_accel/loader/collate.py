@@ -8,7 +8,7 @@ another ``__inc__`` are queried one by one.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from operator import attrgetter
 from typing import Any
 
@@ -43,18 +43,14 @@ class _Group:
         self.stores, self.graphs, self.increment = stores, graphs, increment
         self.maps = [store._mapping for store in stores]
         self.store, self.names = stores[0], list(self.maps[0])
-        self._ptr: Tensor | None = None
         self._collated: dict[str, tuple[Any, Any, Any]] = {}
 
-    @property
+    @cached_property
     def ptr(self) -> Tensor:
-        """Number of nodes of the graphs before each, and of all: [B + 1]."""
-        if self._ptr is None:
-            self._ptr = self._counted()
-        return self._ptr
+        """Number of nodes of the graphs before each, and of all: [B + 1].
 
-    def _counted(self) -> Tensor:
-        """Count nodes by the attribute that PyG counts, if it is the same in all graphs."""
+        It follows from the attribute by which PyG counts nodes, if this is the same in all graphs.
+        """
         name = next((key for key in self.names if key in N_KEYS), "batch")
         stock = type(self.graphs[0]).__cat_dim__ in _STOCK_CAT_DIM
         if stock and not is_shifted(name) and "num_nodes" not in self.names:

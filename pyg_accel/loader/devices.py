@@ -58,10 +58,7 @@ def place(sampler: Any, data: Any, wanted: torch.device | None) -> None:
         return
     if device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
-    setattr(sampler, _DEVICE, device)
-    for name in _GRAPH:
-        if hasattr(sampler, name):
-            setattr(sampler, name, _each(getattr(sampler, name), device))
+    _move(sampler, device)
     # PyG's loader compares them with the times of seeds, which are on the CPU.
     sampler.node_time = _each(sampler.node_time, _CPU)
 
@@ -69,11 +66,15 @@ def place(sampler: Any, data: Any, wanted: torch.device | None) -> None:
 def leave_on_cpu(sampler: Any, reason: str) -> None:
     """Let a sampler sample on the CPU, for a graph on any device."""
     if device_of(sampler) != _CPU:
-        setattr(sampler, _DEVICE, _CPU)
         setattr(sampler, _REASON, reason)
-        for name in _GRAPH:
-            if hasattr(sampler, name):
-                setattr(sampler, name, _each(getattr(sampler, name), _CPU))
+        _move(sampler, _CPU)
+
+
+def _move(sampler: Any, device: torch.device) -> None:
+    setattr(sampler, _DEVICE, device)
+    for name in _GRAPH:
+        if hasattr(sampler, name):
+            setattr(sampler, name, _each(getattr(sampler, name), device))
 
 
 def _graph_device(data: Any) -> torch.device:

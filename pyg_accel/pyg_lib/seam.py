@@ -54,11 +54,8 @@ def description() -> str:
     names = ("knn", "radius", "nearest", "fps", "graclus_cluster", "random_walk")
     by_kernel = [f"{name} {operators.serving(name)}" for name in names]
     metis = "pymetis" if find_spec("pymetis") else "communities (pip install pymetis for METIS)"
-    sparse = (
-        ""
-        if torch_geometric.typing.WITH_TORCH_SPARSE
-        else ("; for torch-sparse, which is missing: GraphSAINT, ShaDow and DimeNet alone")
-    )
+    lacking = "; for torch-sparse, which is missing: GraphSAINT, ShaDow and DimeNet alone"
+    sparse = "" if torch_geometric.typing.WITH_TORCH_SPARSE else lacking
     return f"pyg_accel: {', '.join(by_kernel)}, metis {metis}{sparse}"
 
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from torch import fx
 
 from pyg_accel.record.split import DERIVED
-from pyg_accel.rewrite.nodes import Learning
+from pyg_accel.rewrite.nodes import learning
 
 __all__ = ["Builder", "Edges", "Value"]
 
@@ -37,7 +37,7 @@ class Builder:
 
     def __init__(self) -> None:
         self.graph = fx.Graph()
-        self._learning = Learning()
+        self._learns = learning()
         self._copies: dict[fx.Node, fx.Node] = {}
         self._calls: dict[Any, fx.Node] = {}
 
@@ -65,7 +65,7 @@ class Builder:
         node = self._calls.get(key)
         if node is None:
             node = self._calls[key] = self.graph.call_function(function, args, kwargs)
-        if derived and not self._learning.learns(node):
+        if derived and not self._learns(node):
             node.meta[DERIVED] = True
         return node
 

@@ -18,7 +18,7 @@ from pyg_accel.record.program import LayerProgram
 from pyg_accel.rewrite.builder import Builder
 from pyg_accel.rewrite.lift import NotLifted, Region, regions_of
 from pyg_accel.rewrite.lower import lower
-from pyg_accel.rewrite.nodes import Learning
+from pyg_accel.rewrite.nodes import learning
 from pyg_accel.rewrite.select import DRIFT, Decision, Options, assumptions_of, make_decision
 
 __all__ = ["Reassociation"]
@@ -120,10 +120,10 @@ class Reassociation(Programs):
         pairs = zip(inputs, leaves, strict=True) if _are_static(leaves) else ()
         static = frozenset(node for node, tensor in pairs if _is_static(tensor))
         matrices = {node for region in regions for node in region.graphs.values()}
-        learning, values = Learning(), _values_of(program, matrices, leaves)
+        learns, values = learning(), _values_of(program, matrices, leaves)
         decided: dict[fx.Node, Decision] = {}
         for region in regions:
-            assumed = assumptions_of(region, learning, train=self.options.train, static=static)
+            assumed = assumptions_of(region, learns, train=self.options.train, static=static)
             graphs = {name: values[node] for name, node in region.graphs.items()}
             decided[region.root] = make_decision(
                 region, assumed, self.options, graphs, fresh=new_graphs,

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import fx
 
 from pyg_accel.graph import Graph
 from pyg_accel.rewrite.cost import CostModel, GraphFeatures, Learned, Roofline, cost_model
@@ -13,7 +14,7 @@ from pyg_accel.rewrite.enumerate import associations_of
 from pyg_accel.rewrite.equivalents import merge, simplify
 from pyg_accel.rewrite.ir import Expr, is_ones, leaves_of
 from pyg_accel.rewrite.lift import Region
-from pyg_accel.rewrite.nodes import Learning, facts_of, features_of, lasts
+from pyg_accel.rewrite.nodes import facts_of, features_of, lasts
 from pyg_accel.rewrite.prune import Associations
 from pyg_accel.rewrite.tree import Tree, is_sparse
 from pyg_accel.rewrite.tree_cost import Assumptions, Features
@@ -217,7 +218,7 @@ def make_decision(
 
 
 def assumptions_of(
-    region: Region, learning: Learning, *, train: bool, static: frozenset[Any]
+    region: Region, learns: Callable[[fx.Node], bool], *, train: bool, static: frozenset[Any]
 ) -> Assumptions:
     """Return which leaves have gradients and which are the same in every call.
 
@@ -225,7 +226,7 @@ def assumptions_of(
 
     Args:
         region: the region.
-        learning: which nodes have gradients.
+        learns: whether a node has gradients.
         train: whether the backward pass counts.
         static: arguments that are the same tensors in every call.
     """
@@ -235,18 +236,18 @@ def assumptions_of(
         if is_ones(leaf):
             continue
         nodes = region.sources[leaf.name].nodes
-        learns = any(map(learning.learns, nodes))
+        has_gradient = any(map(learns, nodes))
         if is_sparse(leaf) or leaf.kind == "diagonal":
-            if learns:
+            if has_gradient:
                 learned.add(leaf.name)
             elif all(map(lasts, nodes)):
                 same.add(leaf.name)
         elif leaf.kind == "data":
-            if static.issuperset(nodes) and not learns:
+            if static.issuperset(nodes) and not has_gradient:
                 same.add(leaf.name)
-            elif learns or not torch.is_grad_enabled():
+            elif has_gradient or not torch.is_grad_enabled():
                 learned.add(leaf.name)
-        elif learns:
+        elif has_gradient:
             learned.add(leaf.name)
     sampled, spread = region.sample is not None, region.exchange is not None
     return Assumptions(train, frozenset(learned), frozenset(same), sampled, spread)
