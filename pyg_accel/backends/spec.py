@@ -42,14 +42,13 @@ class OpSpec:
         heads: H of the message [E, H, F].
         width: F of the message.
         formula: text of the message formula (gspmm) or of the values (attention).
-        reduces: reductions asked for (gspmm).
-        k: features kept per row (MaxK, CBSR), edges kept per row (sampling; 0 where all are), or
-            features of a row of the left matrix (segments, of which there are num_cols).
+        reduces: reductions (gspmm).
+        k: features kept per row (MaxK, CBSR), edges kept per row (sampling; 0 for all), or features
+            of a row of the left matrix (num_cols segments).
         shapes: (heads, width) of every operand (gspmm, attention).
-        sharing: columns that rows share; empty until the graph was used often enough for that to
-            be worth knowing.
+        sharing: columns that rows share; empty until the graph was used often.
         rounded: float32 products may be rounded, as ``torch.set_float32_matmul_precision`` allows.
-        atomics: float atomics are allowed (asked for gradients of sums of CBSR features alone).
+        atomics: float atomics are allowed (only set for gradients of sums of CBSR features).
         score: text of the formula of scores (attention).
         formulas: texts of several formulas (gspmm_several, the backward pass of attention).
     """

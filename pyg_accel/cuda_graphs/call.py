@@ -104,7 +104,7 @@ class Arguments:
     """The arguments of one call.
 
     Attributes:
-        tensors: all tensors, also those inside lists, tuples, dictionaries and ``Data``.
+        tensors: all tensors, also inside of lists, tuples, dictionaries and ``Data``.
         names: for each tensor, the name of the argument, or its key in the innermost container.
         form: everything else: calls of one form only differ in their tensors and ``numbers``.
         numbers: Python integers, by name; they may be numbers of rows.

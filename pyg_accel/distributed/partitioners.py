@@ -14,7 +14,7 @@ _NEEDS = {"metis": ("pymetis", "partition"), "rcm": ("scipy", "reorder")}  # pac
 
 
 def method_reasons(method: str) -> list[str]:
-    """Return the reasons why a graph cannot be cut by a method of that name."""
+    """Return the reasons why a graph cannot be cut by a method."""
     names = ("given", *METHODS, "metis")
     if method not in names:
         return [f"no partition '{method}'; there are {', '.join(names)}, or pass the rank of every "

@@ -135,7 +135,7 @@ def csr_of_edges(
     row: Tensor, col: Tensor, num_rows: int, num_cols: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return rowptr, col and perm of a list of edges, by counting sort."""
-    # 32-bit indices halve what the kernels read beside the features.
+    # 32-bit indices halve the bytes of indices that kernels read.
     narrow = _are_narrow(num_rows, num_cols, row)
     library = library_of(row.device)
     if library is not None and row.is_cuda and narrow:

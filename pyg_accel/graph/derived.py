@@ -42,8 +42,8 @@ def derived(
     """Return the stored value, or compute and store it.
 
     Nothing is stored for a tensor that :func:`~pyg_accel.runtime.cache.changes_unseen`. At most
-    ``settings.graph_cache`` first owners that are tensors have entries: those of the least recently
-    used are dropped.
+    ``settings.graph_cache`` first owners that are tensors have entries; the least recently used
+    lose them.
 
     Args:
         owners: objects from which the value is computed; the first stores it. Sparse tensors cannot

@@ -27,7 +27,7 @@ def explain(
     file: TextIO | str | PathLike[str] | None = None,
     **options: Any,
 ) -> ModelPlan:
-    """Print, for every layer, what it computes, every association, and what was chosen and why.
+    """Print the expression of every layer, its associations, and the choice with its reason.
 
     Args:
         model: as for :func:`~pyg_accel.optimize`, or its result.

@@ -1,4 +1,4 @@
-"""Matrix IR: what a layer computes, as products and sums of named matrices (paper, section 3.2).
+"""Matrix IR: layers as products and sums of named matrices (paper, section 3.2).
 
 Data only. An expression is a value: two equal ones are the same matrix, and are computed once. Row
 broadcasts with vectors, such as normalisations, are products with diagonals, so that only

@@ -124,7 +124,7 @@ class _Reading(Messages):
             self._read.clear()
             try:
                 arguments = signature(handler).bind(self, node, *node.args, **node.kwargs)
-            except TypeError:  # an argument without a parameter changes what the function does
+            except TypeError:  # an unsupported argument
                 continue
             expr = handler(*arguments.args, **arguments.kwargs)
             if expr is not None:

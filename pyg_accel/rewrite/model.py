@@ -129,7 +129,7 @@ def optimize(
 def associations(
     conv: MessagePassing, *example_inputs: Any, train: bool = False, **example_kwargs: Any
 ) -> Associations:
-    """Return every association of a layer's matrix products, and those that may be the fastest.
+    """Return the associations of a layer's matrix products, and which may be the fastest.
 
     Features are assumed to have gradients, like the features of a hidden layer.
 

@@ -71,7 +71,7 @@ class LayerPlan:
     Attributes:
         path: its name in the model.
         layer: its class.
-        algebra: what it computes; empty if it was not lifted.
+        algebra: its expression; empty if it was not lifted.
         sizes: by symbol.
         trees: all associations, the chosen one first.
         by: how the tree was chosen.

@@ -13,8 +13,8 @@ from pyg_accel.runtime.native import cuda_library
 
 __all__ = ["most_features", "run"]
 
-# As in csrc/cuda/sddmm_kernel.cuh: bytes of a row that are copied together, and those of the warps'
-# rings and results.
+# As in csrc/cuda/sddmm_kernel.cuh: bytes of a row that are copied together, and bytes of the rings
+# and results of warps.
 CHUNK, RING_BYTES = 128, 4 * (3 * 32 * 128 + 16 * 40 * 4)
 
 

@@ -55,7 +55,7 @@ class OperandFacts(NamedTuple):
 
 
 def seen(t: Tensor) -> OperandFacts:
-    """Look at an operand."""
+    """Return the properties of an operand."""
     rows, heads, width = t.shape
     return OperandFacts((rounded(rows), heads, width), t.stride(0), t.dtype)
 
@@ -67,12 +67,12 @@ class GraphFacts(NamedTuple):
     num_cols: int
     entries: int
     wide: bool  # positions of entries are 64-bit
-    numbered: bool  # entries have numbers of their own
+    numbered: bool  # entries have edge numbers (eid)
     device: Gpu
 
 
 def graph_facts(csr: CSR) -> GraphFacts:
-    """Look at a graph."""
+    """Return the properties of a graph."""
     rowptr, entries = csr.rowptr, csr.col.numel()
     wide = rowptr.dtype == torch.int64 or entries >= INT32_ENTRIES
     numbered = csr.eid is not None

@@ -41,8 +41,8 @@ def nearest_points(
 ) -> Tensor:
     """Find the nearest points of every query: :func:`pyg_accel.pyg_lib.ops.blocks.nearest_points`.
 
-    In up to three dimensions and large examples, points are sorted into the cells of a grid, of
-    which each query reads those around; else each reads all points of its example.
+    In up to three dimensions and large examples, points are sorted into the cells of a grid, and
+    each query reads neighbouring cells; otherwise it reads all points of its example.
     """
     if 0 in (x.size(0), y.size(0)):
         return torch.empty(2, 0, dtype=torch.int64, device=x.device)

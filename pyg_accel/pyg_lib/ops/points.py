@@ -22,8 +22,8 @@ def knn(
 ) -> Tensor:  # fmt: skip
     """Find the ``k`` nearest points of ``x`` for every point of ``y``, in its example.
 
-    Points come by distance, equal distances by index; a point with a coordinate that is NaN, or at
-    an infinite distance, is nobody's neighbour. An example with fewer than ``k`` points gives all.
+    Points are sorted by distance, ties by index. Points with NaN coordinates, or at an infinite
+    distance, are not neighbours. An example with fewer than ``k`` points returns all.
 
     Args:
         x: [N, D], or [N].
@@ -32,7 +32,7 @@ def knn(
         ptr_x: [B + 1] int64, where the points of each example begin; by default there is one.
         ptr_y: [B + 1] int64, where its queries begin.
         cosine: compare directions; also on the CPU, where pyg-lib cannot.
-        num_workers: not used: threads are those of torch.
+        num_workers: not used; torch sets the number of threads.
 
     Returns:
         [2, E] int64: ids of queries, ascending, and of their neighbours.
@@ -64,7 +64,7 @@ def radius(
         ptr_x: [B + 1] int64, where the points of each example begin; by default there is one.
         ptr_y: [B + 1] int64, where its queries begin.
         max_num_neighbors: most points of a query.
-        num_workers: not used: threads are those of torch.
+        num_workers: not used; torch sets the number of threads.
         ignore_same_index: leave out the point of the number of the query.
 
     Returns:

@@ -82,8 +82,8 @@ class ProfileGraph(NamedTuple):
 def graph_cases(kind: str) -> list[ProfileGraph]:
     """Return the graphs for a kind of device, small ones first, so that partial runs are useful.
 
-    They have every structure, and sizes below and above those of caches. They are not graphs of
-    the benchmarks.
+    They have every structure, and sizes smaller and larger than caches. They are not graphs of the
+    benchmarks.
     """
     number, fewest, most, entries = SIZES[kind]
     draw, cases = random.Random(0), []

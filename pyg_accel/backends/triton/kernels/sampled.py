@@ -147,8 +147,8 @@ def sum_kernel(
 ) -> None:
     """Program (block of rows, slice of columns of a head): ROWS x COLUMNS sums.
 
-    LANES entries of each row are side by side, UNROLL of those in flight. `columns` and `stride`
-    count units of UNIT features.
+    LANES entries of each row are parallel, unrolled UNROLL times. `columns` and `stride` count
+    units of UNIT features.
     """
     features = columns * UNIT
     slices = (features + COLUMNS - 1) // COLUMNS
