@@ -100,17 +100,11 @@ class Graph:
 
     def _describe(self, num_rows: int, num_cols: int, num_edges: int, like: Tensor) -> None:
         """Set attributes that do not need the CSR form; ``like`` is on the device of the graph."""
-        self.num_rows = num_rows
-        self.num_cols = num_cols
-        self.num_edges = num_edges
-        self.device = like.device
-        self.is_cuda = like.is_cuda
+        self.num_rows, self.num_cols, self.num_edges = num_rows, num_cols, num_edges
+        self.device, self.is_cuda = like.device, like.is_cuda
 
     def _hold_arrays(self, rowptr: Tensor, col: Tensor, perm: Tensor | None, sorted: bool) -> None:
-        self.rowptr = rowptr
-        self.col = col
-        self.perm = perm
-        self.sorted = sorted
+        self.rowptr, self.col, self.perm, self.sorted = rowptr, col, perm, sorted
         self.plans, self._cache, self._transposed_cache = {}, {}, {}
         self.built = True
 
