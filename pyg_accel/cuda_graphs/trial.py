@@ -140,9 +140,8 @@ class _Trial:
         self.saved = call.Checkpoint(subject, entry.memory.device)
 
     def _evidence(
-        self, value: Any, outs: Sequence[Tensor], has: Sequence[bool],
-        grads: Grads,
-    ) -> _Evidence:  # fmt: skip
+        self, value: Any, outs: Sequence[Tensor], has: Sequence[bool], grads: Grads
+    ) -> _Evidence:
         state = self._subject.evidence().items()
         evidence = _Evidence(
             value, [out.detach().clone() for out in outs], list(has),

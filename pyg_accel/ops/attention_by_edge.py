@@ -85,10 +85,8 @@ def _gradients(rule: AttentionRule, sizes: Sizes, degrees: int) -> tuple[Passes,
     inner = Binary("mul", weight, inner if rule.message[1] == 1 else Sum(inner))
     of_score = Binary("sub", of_weight, Binary("mul", weight, sums))
     gradients = operand_gradients(score, value, rule.needs, kinds, grad, weight, of_score)
-    passes = [
-        [Output(inner, side, number, wide=True, returned=False) for side in "ev"],
-        list[Output](),
-    ]
+    first = [Output(inner, side, number, wide=True, returned=False) for side in "ev"]
+    passes = [first, list[Output]()]
     order: list[list[int]] = [[], []]
     for i, formula in gradients.items():
         late = any(o.index == of_weight.index for o in operands_of(formula))
