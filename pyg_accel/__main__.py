@@ -27,38 +27,37 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m pyg_accel", description=__doc__)
     parser.add_argument("--version", action="version", version=f"pyg_accel {pyg_accel.__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("doctor", help="versions, processor, backends and why not")
+    examine = commands.add_parser("doctor", help="versions, processor, backends and why not")
+    examine.set_defaults(call=lambda _: doctor())
     run = commands.add_parser("run", help="run a PyG script unchanged under patch(), then report")
     run.add_argument("-m", dest="module", action="store_true", help="the name of a module follows")
     run.add_argument("script", help="path of a Python script; with -m, the name of a module")
     run.add_argument("args", nargs=argparse.REMAINDER, help="arguments of the script")
+    run.set_defaults(call=lambda o: run_script(o.script, o.args, module=o.module))
     explain = commands.add_parser("explain", help="what optimize() would do to a script's model")
     explain.add_argument("model", metavar="SCRIPT:MODEL", help="a script and the name of its model")
     names = "what the script calls the arguments, e.g. data.x,data.edge_index"
     explain.add_argument("--inputs", default="x,edge_index", metavar="NAMES", help=names)
     explain.add_argument("--train", action="store_true", help="forward and backward are to be fast")
     explain.add_argument("--format", choices=("text", "md", "dot"), default="text")
+    explain.set_defaults(call=lambda o: explain_model(o.model, o.inputs, train=o.train,
+                                                      format=o.format))  # fmt: skip
     profile = commands.add_parser("profile", help="learn what kernels cost on this machine")
     profile.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     profile.add_argument("--out", type=Path, default=Path("cost_models"), help="folder to write")
     profile.add_argument("--minutes", type=float, default=float("inf"), help="stop measuring then")
+    profile.set_defaults(call=lambda o: profile_machine(o.device, o.out, o.minutes))
     tune = commands.add_parser("tune", help="measure call costs and launches on this machine")
     tune.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")
     tune.add_argument("--out", type=Path, help="file to write; default: the one that is used")
-    given = parser.parse_args(argv)
-    if given.command == "explain":
-        return explain_model(given.model, given.inputs, train=given.train, format=given.format)
-    if given.command == "profile":
-        return profile_machine(given.device, given.out, given.minutes)
-    if given.command == "tune":
-        return tune_machine(given.device, given.out)
-    if given.command == "run":
-        return run_script(given.script, given.args, module=given.module)
-    return doctor()
+    tune.set_defaults(call=lambda o: tune_machine(o.device, o.out))
+    options = parser.parse_args(argv)
+    result: int = options.call(options)
+    return result
 
 
 def doctor() -> int:
-    """Print what is installed and works; return 0 if patch() does, on a fast backend."""
+    """Print versions and backends; return 0 if patch() works with a fast backend."""
     import torch
 
     from pyg_accel.doctor import examine
@@ -70,8 +69,8 @@ def doctor() -> int:
     print(f"Python {platform.python_version()}, {platform.platform()}")
     distributions = packages_distributions()
     for module in PACKAGES:
-        found = _version(module, distributions.get(module, ()))
-        print(f"  {module:16} {found}{_untested(module, found)}")
+        installed = _version(module, distributions.get(module, ()))
+        print(f"  {module:16} {installed}{_untested(module, installed)}")
     print(f"processor: {processor()}, {torch.get_num_threads()} threads")
     print(f"large pages: {'; '.join(small_pages_reasons()) or 'yes'}")
     gpus = torch.cuda.device_count()
@@ -98,7 +97,7 @@ def doctor() -> int:
 
 
 def _settings(gpus: int) -> Iterator[tuple[str, Callable[[], str]]]:
-    """Return what tells of each kind of setting, and raises a ValueError where one is wrong."""
+    """Yield kinds of settings and functions that describe them, or raise a ValueError."""
     from pyg_accel.backends.dispatch import fast_backend_reasons
     from pyg_accel.rewrite.cost import cost_model
     from pyg_accel.settings import settings
@@ -131,9 +130,9 @@ def _tuning(kind: str) -> str:
     return f"{device}: measured on {day} ({tuning_file()})"
 
 
-def _untested(module: str, found: str) -> str:
-    """Return a note on a version that is newer than what was tested; empty if it is not."""
-    newest, number = TESTED.get(module), re.match(r"(\d+)\.(\d+)", found)
+def _untested(module: str, installed: str) -> str:
+    """Return a note on a version that is newer than the tested ones, or an empty string."""
+    newest, number = TESTED.get(module), re.match(r"(\d+)\.(\d+)", installed)
     if newest is None or number is None or tuple(map(int, number.groups())) <= newest:
         return ""
     return f": newer than {newest[0]}.{newest[1]}, the newest that was tested"
@@ -151,7 +150,7 @@ def run_script(target: str, args: Sequence[str], *, module: bool = False) -> int
     """Run a script or a module as ``__main__`` under ``patch()``, and always print the report.
 
     Raises:
-        BaseException: what the script raises, printed as ``python script.py`` prints it.
+        BaseException: errors of the script, printed as by ``python script.py``.
     """
     if not module and not Path(target).is_file():
         return _fail("run", f"no file '{target}'")
@@ -181,7 +180,7 @@ def _print_frames_of_the_script(
 
 
 def explain_model(target: str, inputs: str, *, train: bool, format: str) -> int:
-    """Print what ``optimize()`` would do to a model that a script makes."""
+    """Print the plan of ``optimize()`` for the model of a script."""
     script, colon, name = target.rpartition(":")
     problem = "" if colon and name else f"expected SCRIPT:MODEL (got '{target}')"
     if not problem and not Path(script).is_file():
@@ -201,11 +200,11 @@ def explain_model(target: str, inputs: str, *, train: bool, format: str) -> int:
 
 def _value_of(values: dict[str, Any], path: str, script: str) -> Any:
     """Return a global of a script, or an attribute of one, by its name."""
-    first, *rest = path.split(".")
+    first, *names = path.split(".")
     if first not in values:
         raise ValueError(f"{script} has no '{first}' outside of its functions")
     value = values[first]
-    for part in rest:
+    for part in names:
         if not hasattr(value, part):
             raise ValueError(f"'{path}': a {type(value).__name__} has no '{part}'")
         value = getattr(value, part)
@@ -213,7 +212,7 @@ def _value_of(values: dict[str, Any], path: str, script: str) -> Any:
 
 
 def _lacking(device: str, *modules: str) -> str:
-    """Return what keeps a measurement from being made here; empty if nothing does."""
+    """Return why a measurement cannot be made here, or an empty string."""
     import torch
 
     if device == "cuda" and not torch.cuda.is_available():
@@ -245,11 +244,11 @@ def profile_machine(kind: str, out: Path, minutes: float) -> int:
         folder.mkdir(parents=True, exist_ok=True)
         if not collect(device, measurements, minutes):
             print("Out of time: the same command goes on from here.")
-        about = train(measurements, folder)
+        metadata = train(measurements, folder)
     except (ValueError, OSError) as error:
         return _fail("profile", str(error))
-    print(f"{about['device']['name']}: error on graphs that were held out, median and 95%:")
-    for name, part in about["primitives"].items():
+    print(f"{metadata['device']['name']}: error on graphs that were held out, median and 95%:")
+    for name, part in metadata["primitives"].items():
         print(f"  {name:16} {part['error_median']:6.1%} {part['error_95']:6.1%}"
               f"   ({part['rows']} measurements)")  # fmt: skip
     print(f"To use these models: export PYG_ACCEL_COST_MODELS={out.resolve()}")

@@ -1,17 +1,16 @@
-"""What calls cost: which are large enough, which kernel runs them, and the limits of machines.
+"""Costs of calls: the size from which they are accelerated, the choice of kernels, machines.
 
 :class:`Costs` decide between PyG's own path and ours, :class:`Rates` between kernels, and a
 :class:`Machine` between orders of products (:mod:`pyg_accel.rewrite.cost`), and between dense and
 compressed features (:mod:`pyg_accel.layers`).
 
 PyG runs a function of torch for each step of a message and writes a tensor of all edges in most of
-them. A program reads the features once. It costs the host as much as a few functions, more where a
-kernel is generated for its formula, and on a graph that was not seen before the CSR form has to be
-built, which all layers share that get the graph. So each kind of call has a number of edges from
-which on it is faster, :func:`fewest_edges`.
+them. A program reads the features once. It costs the host as much as a few functions, more if a
+kernel is generated for its formula, and a new graph needs its CSR form, which all layers on the
+graph share. So each kind of call is faster above a number of edges, :func:`fewest_edges`.
 
-``python -m pyg_accel tune`` measures the three numbers of a machine; those shipped are of one core
-of an AMD EPYC and of an NVIDIA H100.
+``python -m pyg_accel tune`` measures the three numbers of a machine; the shipped numbers are of one
+core of an AMD EPYC and of an NVIDIA H100.
 """
 
 from collections.abc import Iterable, Iterator
@@ -38,13 +37,13 @@ _MAY_BE_0 = ("edge", "row", "overlaps", "fused")
 
 
 class Costs(NamedTuple):
-    """What decides how large a call must be.
+    """The numbers that decide how large a call must be.
 
     Attributes:
         launch_us: microseconds of the host per function of torch, PyG's Python included.
-        gigabytes: of tensors of messages that PyG's path writes and reads again in a second.
-        edge_ns: nanoseconds that a new graph takes per edge: to build its CSR form, less what PyG's
-            path takes for the indices of an edge.
+        gigabytes: rate at which PyG's path writes and reads tensors of messages, in GB/s.
+        edge_ns: nanoseconds per edge of a new graph: the time to build its CSR form, minus the time
+            of PyG's path for the indices of an edge.
     """
 
     launch_us: float
@@ -55,50 +54,50 @@ class Costs(NamedTuple):
 SHIPPED = {"cpu": Costs(12.0, 5.0, 6.0), "cuda": Costs(50.0, 750.0, 0.267)}
 # Functions of torch that cost the host as much as ...
 _CALL = 4  # one call of a program
-_DECLINED = 1  # one call that is found to be too small
+_DECLINED = 1  # a call that is too small
 _GENERATED = 3  # a kernel that is generated for a formula, or interprets it
-_GRADIENT = 9  # those of its gradient
-_GRAPH = 6  # the CSR form of a small graph, which is built and remembered
-_TRANSPOSE = 13  # its transpose, and what else the gradient needs of it
-_BOUND = 2  # the kernels of a layer, and those of its gradient, on a new graph
+_GRADIENT = 9  # the kernels of its gradient
+_GRAPH = 6  # building and storing the CSR form of a small graph
+_TRANSPOSE = 13  # its transpose, and other arrays for the gradient
+_BOUND = 2  # binding the kernels of a layer, or of its gradient, to a new graph
 _DERIVED = 6  # gcn_norm, or another function of a graph, that a program runs once a graph
-_WEIGHTS = 30  # what attention prepares on a CPU for a new graph
-_STACK, _STACK_EDGE = 50, 6  # putting the graphs of relations together, and over edge_ns
-_BY_EDGE = 3  # the gradient over an edge list, beside that over rows
-_BLOCKS = 60  # what runs block by block
+_WEIGHTS = 30  # preparations of attention on a CPU for a new graph
+_STACK, _STACK_EDGE = 50, 6  # stacking the graphs of relations, and relative to edge_ns
+_BY_EDGE = 3  # the gradient over an edge list, in addition to the one over rows
+_BLOCKS = 60  # execution in blocks of edges
 # Functions of torch in PyG's softmax, in its normalisations of a graph, and where attention
 # normalises, in each function of self-loops.
 _SOFTMAX, _NORMALISATION, _LOOPS = 8, 12, 4
-_LAYER = 6  # those of the rest of a layer, such as its linear map
-_BACKWARD = 0.25  # what PyG's gradient costs the host more than ours, over the forward pass
-_REDUCES = {"sum": 2.0, "mean": 5.5, "max": 2.0, "min": 2.0}  # those of its reductions
-# Kernels save a quarter of what they do elsewhere where attention reads features of edges, and
-# an eighth of its bytes where a network makes a matrix of every edge.
+_LAYER = 6  # functions of other parts of a layer, such as its linear map
+_BACKWARD = 0.25  # excess of PyG's gradient over ours on the host, relative to the forward pass
+_REDUCES = {"sum": 2.0, "mean": 5.5, "max": 2.0, "min": 2.0}  # functions of PyG's reductions
+# Kernels save a quarter of the usual bytes if attention reads features of edges, and an eighth if a
+# network makes a matrix of every edge.
 _FEW, _MATRIX = 0.25, 0.12
-# The time of a GPU for the messages of PyG's path, over what is saved of it: steps of GraphSAGE,
+# The time of a GPU for the messages of PyG's path, relative to the saved time: steps of GraphSAGE,
 # GIN and GINE on new graphs of 64 and 256 features on an H100.
 _MESSAGES = 4
-# What PyG runs and writes for a network on all edges: gathers, a concatenation and their gradients.
+# Functions and tensors of PyG for a network on all edges: gathers, a concatenation, gradients.
 _NETWORK, _OF_NETWORK = 5, 5.0
-_KERNELS = 2  # of ours for a network on all edges, beside the one for its reduction
+_KERNELS = 2  # our kernels for a network on all edges, in addition to its reduction
 _EXTREMES = 7  # in the gradient of PyG's maximum or minimum
-# A compiler fuses the functions of a message: about this share of the bytes is saved beside it.
+# A compiler fuses the functions of a message: our kernels still save about this share of the bytes.
 _COMPILED = 0.2
 
 
 class Work(NamedTuple):
-    """What a call does.
+    """The work of a call.
 
     Attributes:
-        functions: of torch that PyG runs for it.
-        tensors: of messages that PyG writes, at least.
+        functions: number of functions of torch in PyG's path.
+        tensors: least number of tensors of messages that PyG writes.
         derived: functions of the graph, such as ``gcn_norm``, that a program runs once a graph.
-        overhead: functions that cost the host as much as what is done outside of a program.
-        generated: formulas for which a kernel is generated, or which one interprets.
+        overhead: work outside of a program, in functions that cost the host as much.
+        generated: formulas with a generated or interpreted kernel.
         extremes: maxima and minima.
         attention: messages are weighted by a softmax.
         row_bytes: bytes of a row of the widest network on edges.
-        stacks: the graphs of relations are put together.
+        stacks: the graphs of relations are stacked.
     """
 
     functions: float = 3
@@ -112,16 +111,16 @@ class Work(NamedTuple):
     stacks: bool = False
 
 
-def work_of(computed: Iterable[Computation], derived: int = 0, *, row_bytes: int = 0) -> Work:
-    """Return what a call does.
+def work_of(computed: Iterable[Computation], derived: int = 0) -> Work:
+    """Return the work of a call.
 
     Args:
-        computed: of its messages.
+        computed: its messages.
         derived: functions of the graph that are run once a graph.
-        row_bytes: bytes of a row of the widest network on edges.
     """
-    functions, tensors, blocks, generated, extremes, attention = 0.0, 1.0, False, 0, 0, False
-    counted: set[Any] = set()  # PyG computes once what several formulas have in common
+    functions, tensors, blocks, attention = 0.0, 1.0, False, False
+    generated = extremes = row_bytes = 0
+    counted: set[Any] = set()  # PyG computes common parts of formulas once
     for each in computed:
         count, softmax = sum(_REDUCES.get(name, 4) for name in each.reduces), each.score is not None
         formulas = [f for f in (each.formula, each.score) if f is not None]
@@ -134,7 +133,7 @@ def work_of(computed: Iterable[Computation], derived: int = 0, *, row_bytes: int
         functions += count * (each.relations or 1)
         extremes += sum(name in ("max", "min") for name in each.reduces)
         alone = isinstance(each.formula, Operand) and not (softmax or each.columns)
-        written = not alone and (plain or not reads_edges)  # else features of edges are there
+        written = not alone and (plain or not reads_edges)  # else messages are features of edges
         tensors = max(tensors, 1.0 + written + softmax)
         blocks |= each.in_blocks
         if each.operator == OUTER:
@@ -196,7 +195,7 @@ def _fewest(
     if functions <= 0:
         return 0 if saved > 0 or not builds else NEVER
     saved *= passes * (_COMPILED if compiled else 1.0)
-    if ahead:  # of the device: what is saved there shows where it takes longer than the host
+    if ahead:  # of the device: savings there count if it takes longer than the host
         functions, saved = functions + stock + _LAYER, saved * _MESSAGES
     return ceil(1e3 * costs.launch_us * functions / saved) if saved > 0 else NEVER
 
@@ -204,21 +203,21 @@ def _fewest(
 def fewest_edges(
     device: str, work: Work, row_bytes: int, *, new: bool, gradient: bool, compiled: bool = False
 ) -> int:
-    """Return the number of edges from which on a call is faster than PyG's own path.
+    """Return the least number of edges for which a call is faster than PyG's path.
 
     Args:
         device: kind of device, ``"cpu"`` or ``"cuda"``; there is no limit on others.
-        work: what the call does.
+        work: the work of the call.
         row_bytes: bytes of the features of a node or an edge.
-        new: the graph was not seen before.
+        new: the graph was not used before.
         gradient: a gradient is recorded.
         compiled: PyG's own path would be compiled.
     """
-    found = None if settings.always else costs(device)
-    if found is None:
+    limits = None if settings.always else costs(device)
+    if limits is None:
         return 0
     ahead = device != "cpu" and not compiled
-    return _fewest(found, work, max(row_bytes, work.row_bytes), new, gradient, compiled, ahead)
+    return _fewest(limits, work, max(row_bytes, work.row_bytes), new, gradient, compiled, ahead)
 
 
 def size_reasons(edges: int | torch.SymInt, fewest: int, *, new: bool = False) -> list[str]:
@@ -230,7 +229,7 @@ def size_reasons(edges: int | torch.SymInt, fewest: int, *, new: bool = False) -
 
 
 def costs(device: str) -> Costs | None:
-    """Return the numbers in force; None for a kind of device that nobody has measured.
+    """Return the numbers in force; None for an unmeasured kind of device.
 
     Raises:
         ValueError: naming the file, if it does not hold three numbers.
@@ -253,9 +252,9 @@ class Rates(NamedTuple):
     """Seconds of a kernel; only the order of kernels matters.
 
     Attributes:
-        call: whatever its size.
+        call: per call.
         byte: per byte of the features that edges gather.
-        edge: per edge: for 64-bit ids, where kernels of this package read 32-bit ids.
+        edge: per edge: kernels that read 64-bit ids take longer than ours with 32-bit ids.
     """
 
     call: float
@@ -268,7 +267,7 @@ class Rates(NamedTuple):
 
 
 # By backend and kind of device. Kernels of this package gather about 20 GB/s (EPYC) and 4 TB/s
-# (H200); `python -m benchmarks.kernels.cpu` and `gpu` compare them with those of other packages.
+# (H200); `python -m benchmarks.kernels.cpu` and `gpu` compare them with other packages.
 RATES = {
     ("cpu", "cpu"): Rates(1e-5, 5e-11),
     ("triton", "cuda"): Rates(3e-5, 2.5e-13),
@@ -325,15 +324,15 @@ class Machine:
     fused: float = 1.0
 
     def __post_init__(self) -> None:
-        """Refuse figures that no machine has, as infinity, which JSON can spell."""
+        """Refuse impossible figures, such as infinity, which JSON allows."""
         for name, value in asdict(self).items():
             if not (0 if name in _MAY_BE_0 else 1e-15) <= value <= 1e21:
                 raise ValueError(f"no machine has {name}={value!r}")
 
 
-# Fitted to benchmarks/results/cost_measurements, which `python -m pyg_accel profile` wrote: those
-# of one H200, and for one core those of two processors with AVX-512 (an EPYC and a Xeon, two
-# threads each). `entry` is what `python -m benchmarks.papers.maxk_gnn --figure 8` shows.
+# Fitted to benchmarks/results/cost_measurements from `python -m pyg_accel profile`: an H200, and
+# for a core two processors with AVX-512 (an EPYC and a Xeon, two threads each). `entry` is from
+# `python -m benchmarks.papers.maxk_gnn --figure 8`.
 H200 = Machine(flops=33e12, memory=3.3e12, gather=4.8e12, cache=10.5e12, cache_bytes=30e6,
                slice_bytes=256, sector=32, edge=0.0, row=0.0, call=12e-6, sparse_call=90e-6,
                shared=0.3, overlaps=True, link=290e9)  # fmt: skip
@@ -346,14 +345,14 @@ _SHRINK = ("edge", "row")  # shrink with it
 
 
 def figures_of(kind: str) -> Machine:
-    """Return the figures of the machine of a kind of device that was measured."""
+    """Return the figures of the measured machine for a kind of device."""
     return H200 if kind == "cuda" else CORE
 
 
 def machine_of(device: Device, units: int = H200_UNITS) -> Machine:
-    """Return the figures of the machine that was measured, scaled to another device.
+    """Return the figures of the measured machine, scaled to another device.
 
-    Their proportions are right, which choices between products depend on.
+    Choices between products only depend on their proportions.
 
     Args:
         device: the device.

@@ -76,7 +76,7 @@ def _ending(status: int, errors: str) -> str:
 
 
 def main(names: Collection[str]) -> None:
-    """Test all backends except those of these names, and print a line before and after each."""
+    """Test all backends except ``names``, and print a line before and after each."""
     for name, backend in backends().items():
         if name in names:
             continue
@@ -89,7 +89,7 @@ def main(names: Collection[str]) -> None:
 
 
 def _wrong(backend: Backend) -> list[str]:
-    """Return what is wrong with a sum of three edges; empty if a backend has no kernel for it."""
+    """Return errors of a sum of three edges; empty if a backend has no kernel for it."""
     devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
     for device in devices:
         graph = Graph.from_edge_index(torch.tensor([[0, 1, 1], [1, 0, 1]], device=device), (2, 2))

@@ -16,11 +16,11 @@ class PygAccelError(Exception):
 
 
 class BackendNotSupported(PygAccelError, RuntimeError):
-    """No backend, or not the one that was asked for by name, can run an operator.
+    """No backend, or not the named one, can run an operator.
 
     Args:
         what: the operator and its facts.
-        reasons: for every backend that was asked, why it declined.
+        reasons: of each backend, why it declined.
     """
 
     def __init__(self, what: object, reasons: Mapping[str, Sequence[str]]) -> None:
@@ -30,7 +30,7 @@ class BackendNotSupported(PygAccelError, RuntimeError):
 
 
 class ExtensionNotBuilt(PygAccelError, ImportError):
-    """A native library is missing; the message says why, and how to build it where that helps."""
+    """A native library is missing; the message says why, and how to build it."""
 
     def __init__(self, library: str, why: str) -> None:
         super().__init__(f"{library} is not available: {why}")
@@ -41,11 +41,11 @@ class VerificationError(PygAccelError, AssertionError):
 
 
 class DistributedError(PygAccelError, RuntimeError):
-    """Base class of what goes wrong between ranks."""
+    """Base class of errors between ranks."""
 
 
 class PartitionMismatch(DistributedError):
-    """Ranks differ in what they must share: data, model, options or versions."""
+    """Ranks differ in data, model, options or versions."""
 
 
 class RanksDiverged(DistributedError):

@@ -19,7 +19,7 @@ _warming_up = 0  # blocks of as_captured; global, as backward passes run in othe
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A device, as far as measured times depend on it.
+    """A device, by the properties that affect measured times.
 
     Attributes:
         kind: ``"cpu"`` or ``"cuda"``.
@@ -99,13 +99,13 @@ def _family() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """The properties of a CUDA device that kernels depend on; the defaults are those of an H200.
+    """The properties of a CUDA device that kernels depend on; the defaults are of an H200.
 
     Attributes:
         name: of the device.
         l2_bytes: size of its L2 cache.
-        multiprocessors: how many it has.
-        shared_bytes: the most shared memory that a block of threads can have.
+        multiprocessors: number of multiprocessors.
+        shared_bytes: the most shared memory of a block of threads.
         bandwidth: bytes per second between its memory and its L2 cache, as specified.
         l2_bandwidth: multiprocessors times clock rate (Hz), to which the rate of the L2 is
             proportional.

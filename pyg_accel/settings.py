@@ -1,8 +1,8 @@
 """All settings of pyg_accel.
 
-The value of a setting is that of the attribute of :data:`settings` if it was assigned, otherwise
-that of its environment variable, which is read at each access (never at import), otherwise its
-default. ``docs/reference/settings.md`` lists them, and a test compares that page with this file.
+The value of a setting is the assigned attribute of :data:`settings`, otherwise its environment
+variable, which is read at each access (never at import), otherwise its default.
+``docs/reference/settings.md`` lists them, and a test compares that page with this file.
 """
 
 import os
@@ -12,14 +12,14 @@ from typing import Any
 
 __all__ = ["SETTINGS", "Setting", "settings", "variables"]
 
-# Every call of a layer reads settings, and a miss in os.environ takes ten times as long as one in
-# the dictionary behind it.
+# Every call of a layer reads settings, and a miss in os.environ takes ten times as long as in its
+# dictionary.
 _environment: Any = getattr(os.environ, "_data", os.environ)
 _key_of: Any = getattr(os.environ, "encodekey", str)
 
 
 class Setting:
-    """A setting: its names, type and default, and what it does.
+    """A setting: its names, type, default and description.
 
     Attributes:
         name: the attribute of :data:`settings`.
@@ -42,8 +42,8 @@ class Setting:
             return self
         if self.name in instance.assigned:
             return instance.assigned[self.name]
-        raw = _environment.get(self.key)
-        return self.default if raw is None else self.parse(os.fsdecode(raw))
+        text = _environment.get(self.key)
+        return self.default if text is None else self.parse(os.fsdecode(text))
 
     def __set__(self, instance: "Settings", value: bool | int | str | None) -> None:
         """Override the environment; None removes the override."""
@@ -108,7 +108,7 @@ class Settings:
 
     def __init__(self) -> None:
         self.assigned: dict[str, bool | int | str] = {}
-        self.outdated = 0  # how often backends, or what they depend on, have changed
+        self.outdated = 0  # number of changes of backends or their dependencies
         self.states: dict[tuple[Any, ...], int] = {}
         self.number_state()
 
@@ -144,9 +144,9 @@ class Settings:
 
 
 def variables(*names: str) -> Callable[[], Iterator[Any]]:
-    """Return what reads the environment variables of settings, as they are."""
+    """Return a function that reads the environment variables of settings as text."""
     return partial(map, _environment.get, [getattr(Settings, name).key for name in names])
 
 
-SETTINGS = tuple(found for found in vars(Settings).values() if isinstance(found, Setting))
+SETTINGS = tuple(setting for setting in vars(Settings).values() if isinstance(setting, Setting))
 settings = Settings()

@@ -59,10 +59,7 @@ def zoo(*, hub: int = 20_000, index_dtype: torch.dtype = torch.int64) -> Iterato
 
 
 def truth(
-    case: GraphCase,
-    formula: str | Formula,
-    operands: Sequence[Tensor],
-    reduce: str,
+    case: GraphCase, formula: str | Formula, operands: Sequence[Tensor], reduce: str
 ) -> Tensor:
     """Compute a reduction of messages in float64 by plain, differentiable torch.
 

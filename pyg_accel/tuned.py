@@ -1,9 +1,9 @@
-"""Reads the JSON file of what ``python -m pyg_accel tune`` has measured on this machine.
+"""Reads the JSON file of ``python -m pyg_accel tune``, with measurements of this machine.
 
 The file has an object for each device, by its :attr:`.machine.Device.slug` or, for all
 devices of a kind, ``"cpu"`` or ``"cuda"``. An object may have these parts:
 
-- ``"size"``: the numbers that decide from which size on calls are accelerated; see
+- ``"size"``: the numbers that decide the least size of accelerated calls; see
   :mod:`pyg_accel.costs`.
 - ``"measured"``: when and with which versions; only for information.
 """
@@ -36,7 +36,7 @@ def tuning_file() -> Path:
 
 
 def tuned(device: Device) -> dict[str, Any]:
-    """Return the object of a device in the file; empty if there is none, or no file.
+    """Return the object of a device in the file, or an empty one.
 
     Raises:
         ValueError: naming the file, if it is no tuning file, or if the setting names a file that
@@ -48,7 +48,7 @@ def tuned(device: Device) -> dict[str, Any]:
 
 @lru_cache(maxsize=16)
 def device_of_kind(kind: str, threads: int) -> Device:
-    """Return the device of a kind; that of CUDA is the current one.
+    """Return the device of a kind: for CUDA, the current device.
 
     Args:
         kind: ``"cpu"`` or ``"cuda"``.
@@ -61,7 +61,7 @@ def device_of_kind(kind: str, threads: int) -> Device:
 
 @lru_cache(maxsize=4)
 def _read(name: str) -> dict[str, dict[str, Any]]:
-    # exists() of os, unlike that of pathlib, is False where a folder may not be looked into.
+    # os.path.exists(), unlike pathlib's, is False for a folder that may not be read.
     if name == Settings.tuning.default and not os.path.exists(os.path.expanduser(name)):
         return {}
     return read_tuning(tuning_file())

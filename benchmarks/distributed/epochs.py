@@ -316,7 +316,7 @@ def measure(
     moved, waited = 0, 0.0
     for kind in ("halo", "gradients"):
         if kind in own.traffic:
-            own.traffic[kind].settle()
+            own.traffic[kind].synchronize()
             moved += own.traffic[kind].received
             waited += own.traffic[kind].seconds
     peak = torch.cuda.max_memory_allocated() / 2**20 if on_gpu else float("nan")

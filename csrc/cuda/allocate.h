@@ -1,4 +1,4 @@
-// Memory for what a sequence of kernels needs besides its result.
+// Scratch memory for a sequence of kernels.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// What the kernels on CBSR features share: how a row of features lies in shared memory.
+// Shared by the kernels on CBSR features: the layout of a row of features in shared memory.
 //
 // A warp takes 32 / kLanes edges at a time, kLanes lanes each, and every group of lanes has a copy
 // of the row to itself, in kLanes banks of its own. Bank b of a copy holds a range of 2^shift
@@ -77,8 +77,8 @@ __device__ inline void store_quad(T* out, const float (&x)[kQuad]) {
   *reinterpret_cast<Rounded<T>*>(out) = quad;
 }
 
-// The addresses of a quad's columns in shared memory, given where the copy of the lane's
-// group begins; kNowhere for those that are not among the `size` columns from `first`.
+// The addresses of a quad's columns in shared memory, from the start of the copy of the lane's
+// group; kNowhere for columns outside of the `size` columns from `first`.
 struct Places {
   uint32_t address[kQuad];
 };
@@ -118,7 +118,7 @@ __device__ inline Places places_of(const Quad<uint16_t>& columns,
   return places;
 }
 
-// What a warp works on, or nothing: the pieces come first, since they take longest.
+// The row or piece of a warp, or nothing. Pieces come first, since they take longest.
 struct Task {
   int64_t row;
   int32_t begin, end;

@@ -10,7 +10,7 @@ namespace pyg_accel {
 // How a feature is stored.
 enum class Stored { kFloat, kBFloat16, kHalf };
 
-// The rows of a graph, those with more than `limit` entries in pieces: a warp has one of either.
+// The rows of a graph; rows with more than `limit` entries in pieces. A warp has a row or a piece.
 struct Rows {
   const int32_t* rowptr;
   const int32_t* col;
@@ -32,7 +32,7 @@ struct CbsrSpmmArgs {
   void* out;            // [num_rows, width] like the values
   float* partial;       // [pieces, width]
   int stride;           // slots of a stored row, a multiple of 4
-  int k;                // those that count
+  int k;                // valid slots
   int width;
   int shift;  // the columns of a bank, as a power of two
   int lanes;  // of an edge: 4, 8, 16 or 32

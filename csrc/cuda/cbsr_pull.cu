@@ -1,6 +1,6 @@
 // The gradient of a sum of CBSR features without atomics: a warp has a row of the transposed graph
-// and gathers the columns that the row stores, a slice of columns at a time, so that what all warps
-// read stays in the L2 cache. Sums have a fixed order.
+// and gathers the columns that the row stores, a slice of columns at a time, so that the
+// reads of all warps stay in the L2 cache. Sums have a fixed order.
 #include "cuda/cbsr.cuh"
 
 namespace pyg_accel {
@@ -20,7 +20,7 @@ __device__ inline int below(const Column* columns, int k, int bound) {
   return count;
 }
 
-// The sums of up to kSlots slots, a lane each; in every group of lanes those of some edges.
+// The sums of up to kSlots slots, one per lane, over the edges of each group of lanes.
 template <typename Value, int kSlots>
 __device__ inline float gather(const CbsrPullArgs& args, const Task& task, int column, bool live) {
   constexpr int kGroups = 32 / kSlots, kAhead = kSlots < kMost ? kSlots : kMost;

@@ -8,7 +8,7 @@ namespace {
 
 constexpr int kAhead = 4;  // edges of a group of lanes whose columns are under way
 
-// Copy columns [first, first + kLanes << shift) of a row, each lane those of its own bank.
+// Copy columns [first, first + kLanes << shift) of a row; each lane copies the columns of its bank.
 __device__ inline void copy_row(const CbsrPushArgs& args,
                                 const float* x,
                                 uint32_t bank,

@@ -1,5 +1,5 @@
-// The operator of the CUDA library that puts graphs into a batch; see library.cpp. What is known of
-// the graphs is on the CPU, and nothing waits for the device.
+// The operator of the CUDA library that puts graphs into a batch; see library.cpp. Sizes of the
+// graphs are on the CPU, and nothing waits for the device.
 #include "cuda/collate.h"
 
 #include <algorithm>

@@ -7,8 +7,8 @@
 
 namespace pyg_accel {
 
-// Parts of a launch. Their places are arguments of the kernel, of which 4 KiB are allowed: a copy
-// of them to the device would take longer than all else, and wait for it.
+// Parts of a launch. Their places are kernel arguments, at most 4 KiB: copying them to the device
+// would take longer than the rest, and wait for it.
 constexpr int kParts = 128;
 
 // Some parts of a tensor along one of its dimensions, copied behind each other.
@@ -24,7 +24,7 @@ struct PartsArgs {
   bool shifted;
   int32_t begin[kParts + 1];  // entries behind the first before each part
   int64_t from[kParts];       // its first entry in the value
-  int64_t shift[kParts];      // what is added to int64 entries, if `shifted`
+  int64_t shift[kParts];      // added to int64 entries, if `shifted`
 };
 
 void take_parts_cuda(const PartsArgs& args, cudaStream_t stream);

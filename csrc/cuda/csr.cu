@@ -99,7 +99,7 @@ struct Layout {
   bool narrow;  // keys have 32 bits
 };
 
-// All of it for a small matrix, in one launch of one block.
+// All steps for a small matrix, in one launch of one block.
 template <bool kTranspose, typename Index>
 __global__ void __launch_bounds__(kTileThreads) sort_tile(CsrArgs args, Layout layout) {
   using Sort = cub::BlockRadixSort<uint32_t, kTileThreads, kTileItems, uint32_t>;
@@ -112,7 +112,7 @@ __global__ void __launch_bounds__(kTileThreads) sort_tile(CsrArgs args, Layout l
 #pragma unroll
   for (int i = 0; i < kTileItems; ++i) {
     const int at = thread * kTileItems + i;
-    keys[i] = ~0u;  // what is not there comes last
+    keys[i] = ~0u;  // absent entries come last
     order[i] = at;
     if (at < count)
       keys[i] = key_of<kTranspose, uint32_t, Index>(args, layout.shift, at);
@@ -149,7 +149,7 @@ Layout layout_of(const CsrArgs& args, bool transpose) {
   return {args.num_rows, cols, 0, all > 0 ? all : 1, narrow};
 }
 
-// What the sort goes to and fro between, in one piece of memory.
+// The two buffers of the sort, in one allocation.
 template <typename Key>
 struct Buffers {
   cub::DoubleBuffer<Key> keys;

@@ -10,8 +10,8 @@
 
 namespace pyg_accel {
 
-// Sizes are below 2^31. Entries of a row of the result are in the order of `id`, those of one `id`
-// in that of the input.
+// Sizes are below 2^31. Entries of a row of the result are sorted by `id`; ties are in the order
+// of the input.
 struct CsrArgs {
   const void* row;     // [count], of every edge; or of a matrix to transpose: rowptr [num_rows + 1]
   const void* col;     // [count]

@@ -64,7 +64,7 @@ struct SpmmArgs {
   int32_t padded;  // the next multiple of a 16-byte vector
   int32_t warps;   // of a block, side by side along the features
   bool mean;       // divide by the row's entries
-  bool add;        // to what `out` has
+  bool add;        // to the values of `out`
 };
 
 // out[e] = dot of target[i] and source[j], features [begin, end), for entries e = (i, j) of tiles.

@@ -7,7 +7,7 @@ namespace pyg_accel {
 namespace {
 
 constexpr int kWarps = 4;
-constexpr int kGuesses = 8;  // steps that look at the values; those after them halve the keys
+constexpr int kGuesses = 8;  // steps that read the values; later steps halve the range of keys
 
 // Whole numbers in the order of floats, -0.0 equal to 0.0. None is 0.
 __device__ inline uint32_t key_of(float x) {
@@ -74,7 +74,7 @@ __device__ inline uint32_t search(const uint32_t (&key)[kItems], const MaxkArgs&
   return low;
 }
 
-// Sums over the lanes before this one; `total` is that of all.
+// Sums over the previous lanes; `total` is the sum of all lanes.
 __device__ inline uint32_t sum_before(uint32_t x, int lane, uint32_t& total) {
   uint32_t sum = x;
 #pragma unroll
@@ -143,7 +143,7 @@ __global__ void maxk_kernel(MaxkArgs args) {
   }
   if (__any_sync(~0u, isnan(sum))) {
 #pragma unroll
-    for (int i = 0; i < kItems; ++i)  // those that are there: NaN largest and all alike
+    for (int i = 0; i < kItems; ++i)  // valid items: NaN is largest, all NaN equal
       if (key[i] != 0 && isnan(static_cast<float>(item[i])))
         key[i] = ~0u;
   }

@@ -46,12 +46,12 @@ __device__ __forceinline__ uint32_t to_tf32(float value) {
 }
 
 // The same in one instruction: Tensor Cores drop the bits below tf32, so values are moved away from
-// zero first, by 0.35 to 0.7 of the last bit. What is a tf32 already stays as it is.
+// zero first, by 0.35 to 0.7 of the last bit. Values in tf32 are unchanged.
 __device__ __forceinline__ uint32_t almost_tf32(uint32_t value) {
   return __float_as_uint(__uint_as_float(value) * 1.00034179688f);
 }
 
-// value = high + low, of which 22 bits count; an infinity or NaN makes the low part NaN.
+// value = high + low, with 22 significant bits; an infinity or NaN makes the low part NaN.
 __device__ __forceinline__ void split_tf32(uint32_t value, uint32_t& high, uint32_t& low) {
   const float whole = __uint_as_float(value);  // `high` may be where `value` is
   high = value & 0xffffe000u;

@@ -17,13 +17,13 @@ struct NodeType {
   SampledNodes nodes{};
   std::optional<Tensor> id, batch, table;
   int64_t capacity = -1;
-  int64_t begin = 0;  // of those that the last hop has found
+  int64_t begin = 0;  // of the nodes of the last hop
   int64_t end = 0;
   int64_t most = 0;    // the end, as far as it is known
   size_t current = 0;  // which of two numbers on the device is the end
 };
 
-// The edges of a type, and those of them that are sampled.
+// The edges of a type, and the sampled edges.
 struct Relation {
   HopArgs hop;
   std::optional<Tensor> counts;  // begin, degree and offset of the hop
@@ -100,7 +100,7 @@ class NeighborSampler {
     check(cudaMemcpyAsync(to, from, bytes, kind, stream_), "neighbors");
   }
 
-  // A tensor of `size` elements, the first of which are those of another.
+  // A tensor of `size` elements that begins with the elements of another.
   Tensor resized(const std::optional<Tensor>& from, int64_t kept, int64_t size) const {
     Tensor out = empty(size);
     if (kept > 0)
@@ -109,7 +109,7 @@ class NeighborSampler {
     return out;
   }
 
-  // Where the number of nodes of a type is, and that of the drawn edges of a relation.
+  // The addresses of the number of nodes of a type, and of drawn edges of a relation.
   size_t number(size_t t) const { return 1 + types_[t].current * types_.size() + t; }
   size_t total(size_t i) const { return 1 + 2 * types_.size() + i; }
 
@@ -185,7 +185,7 @@ class NeighborSampler {
     return static_cast<Fault>(host_[0]);
   }
 
-  // Makes room for sampled edges behind those that there are.
+  // Makes room for further sampled edges.
   void grow(Relation& r, int64_t count) {
     for (auto* t : {&r.row, &r.col, &r.edge})
       *t = resized(*t, r.size, r.size + count);
@@ -239,7 +239,7 @@ class NeighborSampler {
   std::vector<NodeType> types_;
   std::vector<Relation> relations_;
   std::vector<int64_t> sizes_;
-  std::vector<int64_t> host_;  // what was last fetched of the state:
+  std::vector<int64_t> host_;  // the last copy of the state:
   Tensor state_;  // a fault; twice a number of each type of nodes; drawn edges of each relation
   int64_t* device_;
   uint64_t streams_ = 0;

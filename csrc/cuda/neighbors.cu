@@ -1,7 +1,7 @@
 // Neighbour sampling for mini-batches. A hop is counted, drawn, and its sources are numbered: every
-// edge puts its source and its own place into a table, which keeps the smallest place, and the
-// edges that find theirs kept are where a node first appears. So results do not depend on the order
-// in which threads run.
+// edge inserts its source and its position into a table, which keeps the smallest position; a node
+// first appears at the edge with this position. So results do not depend on the order in which
+// threads run.
 #include "cuda/check.cuh"
 #include "cuda/neighbors.cuh"
 #include "cuda/scan.cuh"

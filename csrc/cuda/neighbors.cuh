@@ -1,4 +1,4 @@
-// What the kernels of neighbour sampling share.
+// Shared by the kernels of neighbour sampling.
 #pragma once
 
 #include "cuda/neighbors.h"

@@ -10,9 +10,9 @@
 
 namespace pyg_accel {
 
-// The sampled nodes of a type, in the order of their first appearance. Where subgraphs are
-// disjoint, those of each seed, which is a node's batch, are nodes of their own. Their positions
-// are in a table with open addressing, at most half full.
+// The sampled nodes of a type, in the order of their first appearance. In disjoint subgraphs, nodes
+// of different seeds (batches) are different. Their positions are in a table with open addressing,
+// at most half full.
 struct SampledNodes {
   void* id;             // [capacity], int32 or int64
   void* batch;          // [capacity], or null: one batch
@@ -23,7 +23,7 @@ struct SampledNodes {
   int shift;  // 64 minus the bits of the mask
 };
 
-// Sample the neighbours of the nodes that the last hop has found, along edges of one type.
+// Sample the neighbours of the nodes of the last hop, along edges of one type.
 struct HopArgs : Draws {
   Neighbors graph;
   SampledNodes sources;
@@ -47,7 +47,7 @@ struct HopArgs : Draws {
   int64_t* fault;
 };
 
-// Writes ids and batches of seeds; those of the first have the batch `first_batch`.
+// Writes ids and batches of seeds; the first seed has the batch `first_batch`.
 void neighbor_seeds_cuda(const SampledNodes& nodes,
                          const int64_t* seed,
                          int64_t count,
@@ -59,13 +59,13 @@ void neighbor_seeds_cuda(const SampledNodes& nodes,
 // Puts the first `count` nodes into an empty table.
 void neighbor_table_cuda(const SampledNodes& nodes, int64_t count, bool wide, cudaStream_t stream);
 
-// Writes `begin`, `degree` and `offset`, the last element of which is the number of drawn edges.
+// Writes `begin`, `degree` and `offset`; its last element is the number of drawn edges.
 void neighbor_count_cuda(const HopArgs& args, const Allocate& allocate, cudaStream_t stream);
 
 // Draws the edges, and numbers their sources.
 void neighbor_draw_cuda(const HopArgs& args, const Allocate& allocate, cudaStream_t stream);
 
-// A part of the above: many draws without replacement, and those by weight.
+// A part of the above: many draws without replacement, and draws by weight.
 void neighbor_select_cuda(const HopArgs& args, cudaStream_t stream);
 
 }  // namespace pyg_accel

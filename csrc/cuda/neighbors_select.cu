@@ -1,4 +1,4 @@
-// Draws that look at all edges of a target, a block a target. Without replacement those with the
+// Draws that read all edges of a target, a block per target. Without replacement, edges with the
 // smallest keys are drawn: random numbers, or with weights the times of an exponential clock an
 // edge (Efraimidis and Spirakis, "Weighted random sampling with a reservoir", 2006). A key is a
 // function of the edge's number, so that it is computed again wherever it is needed.
@@ -104,8 +104,8 @@ __device__ void draw_smallest(const HopArgs& args, int64_t target, Index* out, i
   }
 }
 
-// With replacement: a thread has the sum of weights of some edges, and finds an edge among those of
-// one of them.
+// With replacement: each thread has the sum of weights of some edges; a draw selects a thread, and
+// then one of its edges.
 template <typename Index>
 __device__ void draw_again(const HopArgs& args, int64_t target, Index* out, int64_t size) {
   __shared__ double sums[kBlockThreads];

@@ -48,7 +48,7 @@ __device__ __forceinline__ void barrier_init(uint64_t* barrier, int arrivals) {
                : "memory");
 }
 
-// What this thread wrote before is seen by those who wait. (One lane for a warp, after __syncwarp,
+// Waiting threads see the earlier writes of this thread. (One lane for a warp, after __syncwarp,
 // would do as well and is no faster; but racecheck does not follow it.)
 __device__ __forceinline__ void barrier_arrive(uint64_t* barrier) {
   asm volatile(

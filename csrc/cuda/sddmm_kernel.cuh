@@ -4,8 +4,7 @@
 // A block has the target rows of a window in shared memory; each of its warps takes tiles of the
 // window in turn and multiplies them by the tile's source rows, 128 bytes of each after the other,
 // which it copies into a ring of its own. 16 bytes of a row are a lane's share of two instructions,
-// whatever the type. Of the products those that are entries are written, through shared memory,
-// where their slots find them.
+// for any type. The products of entries are written to their edges through shared memory.
 #pragma once
 
 #include "cuda/check.cuh"
@@ -17,7 +16,7 @@ namespace pyg_accel {
 
 constexpr int kSddmmWarps = 4;
 constexpr int kChunk = 128;  // bytes of a row that are copied together
-constexpr int kRing = 3;     // of those, in shared memory
+constexpr int kRing = 3;     // chunks in shared memory
 constexpr int kColumnBlocks = kTileColumns / 8;
 constexpr int kPitch = kTileColumns + 8;  // of the results, floats: rows start 8 banks apart
 constexpr int kFetched = 4;               // entries of a tile that a lane fetches ahead

@@ -1,5 +1,5 @@
-// Kernels that Triton compiled, launched one after another in one call. What they are launched on
-// was written down by pyg_accel/backends/triton/sequence.py.
+// Kernels that Triton compiled, launched one after another in one call, as described by
+// pyg_accel/backends/triton/sequence.py.
 #include <cuda.h>
 
 #include <array>
@@ -40,7 +40,7 @@ struct Launch {
   std::array<Count, 3> grid;
   unsigned threads;
   unsigned shared_bytes;
-  std::vector<Argument> arguments;  // and null for what Triton adds behind
+  std::vector<Argument> arguments;  // and null for the parameters that Triton appends
 };
 
 struct NewTensor {
@@ -74,8 +74,8 @@ Function driver(const char* name, unsigned version) {
              : nullptr;
 }
 
-// How many parameters a kernel has; -1 unless they begin with those of these sizes, and all that
-// Triton adds behind are pointers.
+// The number of parameters of a kernel; -1 unless the first have these sizes, and all parameters
+// that Triton appends are pointers.
 int64_t parameters_of(CUfunction function, const std::vector<size_t>& sizes) {
   using Query = CUresult (*)(CUfunction, size_t, size_t*, size_t*);
   static const auto query = driver<Query>("cuFuncGetParamInfo", 12040);
@@ -88,7 +88,7 @@ int64_t parameters_of(CUfunction function, const std::vector<size_t>& sizes) {
   return count < sizes.size() ? -1 : static_cast<int64_t>(count);
 }
 
-// Reads what Python wrote.
+// Reads the encoding of Python.
 class Code {
  public:
   explicit Code(const std::vector<int64_t>& code) : code_(code) {}

@@ -1,4 +1,4 @@
-// What becomes of the sums of the SpMM: added up over divided windows, scaled and stored.
+// The end of the SpMM: sums are added up over divided windows, scaled and stored.
 #pragma once
 
 #include "cuda/kernels.h"
@@ -18,7 +18,7 @@ __device__ __noinline__ float repeat_element(const SpmmArgs& args, int row, int 
   return sum;
 }
 
-// Adds to sums what the output has of them already: of neighbouring features of a row.
+// Adds the current values of the output to the sums of neighbouring features of a row.
 template <typename T, int kCount>
 __device__ __forceinline__ void add_output(const SpmmArgs& args,
                                            const T* out,

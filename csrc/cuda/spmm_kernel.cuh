@@ -3,7 +3,7 @@
 // A block sums the tiles of one window, or of a part of it: D = A X with A the tile and X the rows
 // that its columns name. Its warps have two roles. One writes the entries of tile after tile into a
 // ring of buffers in shared memory, and takes them out again when the tile was multiplied: a tile
-// is mostly zeros, and to clear all of it would cost more. The others multiply; each has features
+// is mostly zeros, and clearing all of it would cost more. The others multiply; each has features
 // of its own, 128 bytes of a row, and copies the rows of X for the next tiles into a ring of its
 // own.
 //
@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(32 * (kMostWarps + 1), kResident<T, kBlocks, k
   // A quarter of the warp copies a row, its lanes 16 bytes each.
   const int quarter = lane >> 3, chunk = lane & 7;
   const uint64_t x = reinterpret_cast<uint64_t>(static_cast<const T*>(args.x) + slice) + 16 * chunk;
-  const bool valid = slice + chunk * kVector < args.padded;  // what is not is never stored
+  const bool valid = slice + chunk * kVector < args.padded;  // invalid ones are never stored
   uint32_t stride = static_cast<uint32_t>(args.x_stride * sizeof(T));
   uint32_t to[2];  // of even and odd quadruples of rows
 #pragma unroll

@@ -1,4 +1,4 @@
-// What a block of the SpMM has in shared memory, and how a tile lies there.
+// The shared memory of a block of the SpMM, and the layout of a tile.
 #pragma once
 
 #include "cuda/kernels.h"
@@ -9,7 +9,7 @@ namespace pyg_accel {
 constexpr int kCopies = 3;       // tiles' rows of X in shared memory, for each warp
 constexpr int kRowBytes = 128;   // of X that a warp has
 constexpr int kBlock = 256;      // entries that are copied together
-constexpr int kEntryBlocks = 4;  // of those, in shared memory
+constexpr int kEntryBlocks = 4;  // blocks of entries in shared memory
 constexpr int kMostWarps = 4;    // that multiply
 constexpr unsigned kAll = 0xffffffffu;
 
@@ -39,7 +39,7 @@ struct SpmmShape {
   }
 };
 
-// What a block has in shared memory.
+// The shared memory of a block.
 template <typename T, int kBlocks>
 struct alignas(128) SpmmMemory {
   static constexpr int kStages = SpmmShape<T, kBlocks>::kStages;

@@ -29,7 +29,7 @@ __device__ __forceinline__ void multiply_step(const SpmmArgs& args,
         b1[j] = almost_tf32(words[1][j]);
       }
     }
-  } else {  // pairs of rows 2 t, 2 t + 1, and of those 8 further on
+  } else {  // pairs of rows 2 t, 2 t + 1, and 8 further on
     const uint32_t words[4][4] = {{x[0].x, x[0].y, x[0].z, x[0].w},
                                   {x[1].x, x[1].y, x[1].z, x[1].w},
                                   {x[2].x, x[2].y, x[2].z, x[2].w},

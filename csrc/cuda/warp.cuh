@@ -1,4 +1,4 @@
-// What kernels need and C++ has no words for: launches, shared memory by its address, and single
+// Operations outside of C++: launches, shared memory by its address, and single
 // instructions. tests/cuda_on_cpu has another version of this file.
 #pragma once
 

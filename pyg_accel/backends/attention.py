@@ -16,7 +16,7 @@ class AttentionGradient(NamedTuple):
     product of a target's result and gradient, [targets, H, 1]. All three are of side u.
 
     Attributes:
-        score: of attention, as the transposed graph sees it: what targets own has side u.
+        score: of attention on the transposed graph: features of targets have side u.
         value: likewise.
         sums: formulas to sum over each row.
         stores: formulas of one number per edge and head, to return for every edge.
@@ -37,5 +37,5 @@ class AttentionGradient(NamedTuple):
 
     @property
     def tensors(self) -> list[Tensor]:
-        """What it reads: operands, both results and the gradient of the first."""
+        """The inputs: operands, both results and the gradient of the first."""
         return [*self.operands, self.out, self.total, self.grad]

@@ -1,7 +1,7 @@
 """The type of backends: a name and a table of kernels."""
 
 from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -24,8 +24,7 @@ __all__ = [
 class Launch(NamedTuple):
     """A kernel on a graph: ``function(*before, *operands)`` computes its results.
 
-    They are contiguous, a list or a tensor; of those with one column, the last dimension may be
-    missing.
+    Results are contiguous, a list or a tensor. Results with one column may lack the last dimension.
 
     Attributes:
         function: of tensors.
@@ -33,7 +32,7 @@ class Launch(NamedTuple):
         listed: it takes the operands as a list.
         accepts_any_layout: operands may have any strides, and any shape behind their
             rows, which results of a reduction have as well.
-        owner: what must live for as long as the launch.
+        owner: an object that must live as long as the launch.
     """
 
     function: Callable[..., Any]
@@ -55,29 +54,25 @@ class Launch(NamedTuple):
                 ((outs,) if type(outs) is Tensor else outs)]  # fmt: skip
 
 
-def _default_tolerance(dtype: torch.dtype) -> Tolerance:
-    return DTYPES[dtype].tolerance
-
-
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """A function that computes an operator, and what the choice among kernels depends on.
+    """A function that computes an operator, and facts for the choice among kernels.
 
-    Reasons and costs must depend on the facts of the call alone, because they are remembered.
+    Reasons and costs must depend on the facts of the call alone, because they are cached.
 
     Attributes:
-        run: computes the operator. Its arguments and results are those of the function of that name
-            in :mod:`pyg_accel.backends.reference`.
-        cost: the expected time of a call in seconds; only the order of kernels matters. By default
-            that of :data:`pyg_accel.costs.RATES`.
+        run: computes the operator, with the arguments and results of its function in
+            :mod:`pyg_accel.backends.reference`.
+        cost: the expected time of a call in seconds; only the order of kernels matters. The default
+            follows from :data:`pyg_accel.costs.RATES`.
         reasons: why a call cannot be run; empty if it can.
-        bind: of ``gspmm``, ``gspmm_several``, ``attention`` and its gradient: takes what ``run``
-            takes, and returns a function of a graph that returns the :class:`Launch` of calls like
-            that one: on graphs of one :class:`~pyg_accel.graph.facts.Kind`, with operands that
-            agree in all but their addresses and numbers of rows. For kernels where deciding how to
-            launch takes longer than to launch. That of ``attention_backward`` takes
-            :attr:`.attention.AttentionGradient.tensors`. Of ``scatter_arg``: of a gradient and the
-            number of columns, both as in every call, it returns the :class:`Launch`.
+        bind: of ``gspmm``, ``gspmm_several``, ``attention`` and its gradient: takes the arguments
+            of ``run``, and returns a function that maps a graph to the :class:`Launch` of similar
+            calls: graphs of one :class:`~pyg_accel.graph.facts.Kind`, and operands that differ only
+            in addresses and numbers of rows. For kernels whose choice of a launch takes longer than
+            the launch. ``attention_backward`` takes
+            :attr:`.attention.AttentionGradient.tensors`. ``scatter_arg`` takes a gradient and the
+            number of columns, and returns the :class:`Launch`.
         prefers_unfused: True if the unfused operators were faster.
     """
 
@@ -90,7 +85,7 @@ class Kernel:
     def bound(
         self, csr: CSR, before: tuple[Any, ...], operands: list[Tensor]
     ) -> Callable[[CSR], Launch]:
-        """Return what launches ``run(csr, *before, operands)`` on graphs of a kind."""
+        """Return a function that maps graphs of a kind to the launch of ``run``."""
         if self.bind is not None:
             launch: Callable[[CSR], Launch] = self.bind(csr, *before, operands)
             return launch
@@ -114,7 +109,7 @@ class Backend:
 
     Attributes:
         name: for users.
-        kernels: by the name of the operator: those of :mod:`pyg_accel.backends.reference`.
+        kernels: by operator of :mod:`pyg_accel.backends.reference`.
         unavailable_reasons: why none of them can be used on this machine; empty if they can.
         tolerance: how far a result may be from the truth: relative to the sum of magnitudes, and
             absolute.
@@ -124,11 +119,11 @@ class Backend:
     name: str
     kernels: dict[str, Kernel]
     unavailable_reasons: Callable[[], list[str]] = list
-    tolerance: Callable[[torch.dtype], Tolerance] = field(default=_default_tolerance)
+    tolerance: Callable[[torch.dtype], Tolerance] = lambda dtype: DTYPES[dtype].tolerance
     info: Callable[[], dict[str, Any]] = dict
 
     def not_supported_reasons(self, spec: OpSpec) -> list[str]:
-        """Return why this call cannot be run, given that the backend is available."""
+        """Return why an available backend cannot run this call."""
         kernel = self.kernels.get(spec.op)
         return [f"it has no kernel for '{spec.op}'"] if kernel is None else kernel.reasons(spec)
 

@@ -57,7 +57,7 @@ class Decision:
 def use_backend(name: str) -> AbstractContextManager[None]:
     """Run every operator in the block on one backend, and raise if it cannot.
 
-    In the backward pass, another backend runs what this one cannot. If it cannot run a plain sum,
+    In the backward pass, another backend runs unsupported operators. If it cannot run a plain sum,
     patched layers take PyG's own path, and the report says why.
 
     Args:
@@ -98,7 +98,7 @@ def _asked() -> tuple[str, bool]:
 
 
 def dispatch_key() -> tuple[object, ...]:
-    """Return what the choice of a backend depends on, besides the call."""
+    """Return the state besides the call that determines the choice of a backend."""
     return named.get(), settings.changes, *variables_of_choices()
 
 
@@ -123,8 +123,8 @@ def fast_backend_reasons(device: str) -> list[str]:
 def is_fast(spec: OpSpec, *, recorded: bool = False) -> bool:
     """Return whether the named backend, or any except the reference, runs a call.
 
-    Also False if that backend is faster with the parts of the operator, unless a gradient is
-    recorded: that of the parts takes longer.
+    Also False if the backend runs the parts of the operator faster, unless a gradient is recorded:
+    the gradient of the parts takes longer.
     """
     try:
         decision = decide(spec)
@@ -148,12 +148,12 @@ def choose(spec: OpSpec) -> Decision:
 
 
 def forget_decisions() -> None:
-    """Forget all choices: something that backends depend on has changed."""
+    """Drop all cached choices, after a change of something that backends depend on."""
     settings.outdate()
 
 
 def decide(spec: OpSpec) -> Decision:
-    """Return what :func:`choose` returns, without noting it for the report."""
+    """Return the result of :func:`choose` without noting it for the report."""
     name, others = _asked()
     try:
         return _choose(spec, name, settings.disable, settings.changes)

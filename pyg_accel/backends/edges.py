@@ -10,19 +10,18 @@ __all__ = ["Edges", "Output", "Passes", "sides_of"]
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """A formula of every edge, and where its values are brought together.
+    """A formula of every edge, and the reduction of its values.
 
     Attributes:
         formula: over the operands of the call and, behind them, the results of earlier passes.
-        side: of what has a row of the result: ``v`` target, ``u`` source, ``e`` edge.
+        side: owner of a row of the result: ``v`` target, ``u`` source, ``e`` edge.
         shape: (heads, width) of the result; values are summed over dimensions of size 1.
         reduce: ``sum``, ``max`` or ``min``; or ``winner``: the edge whose value is the maximum or
-            minimum ``of``, -1 if there is none. Of several that of the lowest source, of the first
-            place in the edge list.
+            minimum ``of``, or -1. Ties go to the lowest source, then to the first edge in the list.
         of: index of a result of an earlier pass (``winner``).
-        trailing: shape of a row of the result, if another than ``shape`` with as many elements.
+        trailing: shape of a row of the result, if it is not ``shape``; with as many elements.
         wide: the result has the dtype of sums instead of the dtype of the operands.
-        kept: the call returns it; others are read by later passes only.
+        returned: the call returns it; others are read by later passes only.
     """
 
     formula: Formula
@@ -32,7 +31,7 @@ class Output:
     of: int = -1
     trailing: tuple[int, ...] = ()
     wide: bool = False
-    kept: bool = True
+    returned: bool = True
 
 
 Passes = tuple[tuple[Output, ...], ...]

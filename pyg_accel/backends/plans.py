@@ -1,7 +1,7 @@
 """Matrices in the tables of the native libraries, and the plans that run kernels on them.
 
-A plan is a number (csrc/plans.h): ``run1(plan, x)`` and ``run2(plan, x, weight)`` compute what it
-says in one call, of features with any strides and any shape behind their rows.
+A plan is a number (csrc/plans.h): ``run1(plan, x)`` and ``run2(plan, x, weight)`` compute it in one
+call, for features with any strides and any trailing shape.
 """
 
 import weakref
@@ -9,13 +9,13 @@ from typing import Any
 
 from pyg_accel.backends.base import Launch
 from pyg_accel.graph import CSR
-from pyg_accel.graph.facts import known_of
+from pyg_accel.graph.facts import cache_of
 from pyg_accel.runtime.native import Entry, direct
 
 __all__ = ["MOST_HEADS", "PLANNED", "Matrix", "dot_launch", "spmm_launch"]
 
 PLANNED = ("sum", "mean", "max", "min")
-MOST_HEADS = 2**20 - 1  # for which a plan has bits
+MOST_HEADS = 2**20 - 1  # fits the bits of a plan
 
 
 class Matrix(Entry):
@@ -33,22 +33,22 @@ class Matrix(Entry):
     def of(
         cls, library: Any, csr: CSR, how: tuple[Any, ...], key: tuple[Any, ...] = ()
     ) -> "Matrix":
-        """Return that of a graph, which all plans on the same arrays share.
+        """Return the matrix of a graph, which all plans on the same arrays share.
 
         Args:
             library: with the table.
             csr: the graph.
-            how: what else the library takes.
-            key: what tells ``how`` apart.
+            how: further arguments of the library.
+            key: a key of ``how``.
         """
         # An address is not used again while there is the matrix, which owns the memory.
         eid = 0 if csr.eid is None else csr.eid.data_ptr()
-        known, place = known_of(csr), ("matrix", library.name, eid, *key)
-        found = known.get(place)
-        matrix: Matrix | None = None if found is None else found()
+        cache, place = cache_of(csr), ("matrix", library.name, eid, *key)
+        reference = cache.get(place)
+        matrix: Matrix | None = None if reference is None else reference()
         if matrix is None:
             matrix = cls(library, csr, how)
-            known[place] = weakref.ref(matrix)  # it refers to the memory of the arrays
+            cache[place] = weakref.ref(matrix)  # it refers to the memory of the arrays
         return matrix
 
 
@@ -66,7 +66,7 @@ def spmm_launch(
     columns: bool = False,
     swapped: bool = False,
 ) -> Launch:
-    """Return what reduces the rows of sources.
+    """Return the launch of a reduction of source features.
 
     Args:
         library: with the kernels.
@@ -75,8 +75,8 @@ def spmm_launch(
         reduce: ``sum``, ``mean``, ``max`` or ``min``.
         heads: of the weights.
         weighted: there are weights, or features of edges.
-        winners: also return those of maxima and minima.
-        combine: how features of edges meet those of sources; see csrc/cpu/kernels.h.
+        winners: also return the winners of maxima and minima.
+        combine: how features of edges and sources are combined; see csrc/cpu/kernels.h.
         relu: of the message.
         columns: winners are numbered by their source.
         swapped: weights come first.
@@ -87,7 +87,7 @@ def spmm_launch(
 
 
 def dot_launch(library: Any, matrix: Matrix, csr: CSR, heads: int, *, swapped: bool) -> Launch:
-    """Return what computes dot products [E, heads] of targets and sources, in that order."""
+    """Return the launch of dot products [E, heads] of targets and sources, in this order."""
     return _launch(library, matrix, csr, "run2", swapped << 6 | 1 << 7, heads)
 
 

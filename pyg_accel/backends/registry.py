@@ -64,9 +64,9 @@ def get_backend(name: str) -> Backend:
     """Return a backend by name.
 
     Raises:
-        ValueError: naming those that exist.
+        ValueError: for an unknown name; the message lists the known ones.
     """
-    known = backends()
-    if name not in known:
-        raise ValueError(f"no backend named '{name}'; there are {', '.join(known)}")
-    return known[name]
+    available = backends()
+    if name not in available:
+        raise ValueError(f"no backend named '{name}'; there are {', '.join(available)}")
+    return available[name]

@@ -14,7 +14,7 @@ file.
 | ``bucket`` | 1 |
 | ``fastrand`` | 577 |
 
-Both are those of the ES-SpMM paper (section IV-D, equation 2). If the prime divides d, positions
+Both are from the ES-SpMM paper (section IV-D, equation 2). If the prime divides d, positions
 would repeat: the first of 577, 587, 593 that does not divide d is used instead (if all three do,
 338,699 positions are still distinct).
 """
@@ -54,12 +54,11 @@ class Sampling:
 
     def __post_init__(self) -> None:
         whole("width", self.width)
-        if self.strategy not in STRATEGIES:
-            names = ", ".join(STRATEGIES)
-            raise ValueError(f"expected a strategy of {names} (got '{self.strategy}')")
-        if self.rescale not in RESCALES:
-            names = ", ".join(RESCALES)
-            raise ValueError(f"expected a rescaling of {names} (got '{self.rescale}')")
+        for what, value, names in (
+            ("strategy", self.strategy, STRATEGIES), ("rescaling", self.rescale, RESCALES)
+        ):  # fmt: skip
+            if value not in names:
+                raise ValueError(f"expected a {what} of {', '.join(names)} (got '{value}')")
 
 
 class Sample(NamedTuple):

@@ -1,4 +1,4 @@
-"""What depends on the rows' lengths: an order of rows, and the pieces of those that are too long.
+"""Schedules by the lengths of rows: an order of the rows, and pieces of long rows.
 
 Built on the device and stored with the graph, so that later calls neither wait for the device nor
 allocate for it.
@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from pyg_accel.graph import CSR
-from pyg_accel.graph.facts import facts_of, known_of
+from pyg_accel.graph.facts import cache_of, facts_of
 from pyg_accel.machine import is_captured
 
 __all__ = ["Pieces", "Schedule", "schedule_of"]
 
-# Rows are ordered by length, longest first, among so many neighbours: rows of a tile are of one
-# length then, and neighbours, which often share sources, still run at about the same time.
+# Rows are ordered by length, longest first, among so many neighbours: then rows of a tile have one
+# length, and neighbours, which often share sources, still run at about the same time.
 NEIGHBOURS = 4096
 
 
@@ -41,15 +41,15 @@ class Pieces:
 
 @dataclass(frozen=True)
 class Schedule:
-    """How the rows of a graph are worked on; None where they are taken as they come."""
+    """The order of the rows, and pieces of long rows; None for the stored order or no pieces."""
 
     order: Tensor | None
     pieces: Pieces | None
 
 
-_AS_THEY_COME = Schedule(None, None)
-# A graph of fewer entries is asked for its longest row only if it stays: to wait for the device
-# costs a batch more than a long row does.
+_UNSCHEDULED = Schedule(None, None)
+# The longest row of a graph with fewer entries is only measured if the graph stays: waiting for the
+# device costs a batch more than a long row does.
 _FEW = 2**20
 
 
@@ -57,38 +57,37 @@ def schedule_of(csr: CSR, split: int, piece: int, *, ordered: bool) -> Schedule:
     """Return the schedule of a graph.
 
     Waits for the device once per graph, for the length of its longest row, and once for each way to
-    cut its long rows. Rows are taken as they come and none is cut in the first uses of a graph that
-    is not large, unless torch is to be deterministic, and of one that is new while a CUDA graph is
-    captured.
+    cut its long rows. Rows stay in order and whole in the first uses of a graph that is not large,
+    unless torch is deterministic, and of a new graph while a CUDA graph is captured.
 
     Args:
         csr: the graph.
         split: rows longer than this are cut into pieces.
         piece: entries of a piece.
-        ordered: bring rows of like length together.
+        ordered: sort rows by length.
     """
     rowptr, entries = csr.rowptr, csr.col.numel()
-    known, key = known_of(csr), ("schedule", split, piece, ordered)
-    found: Schedule | None = known.get(key)
-    if found is not None:
-        return found
+    cache, key = cache_of(csr), ("schedule", split, piece, ordered)
+    schedule: Schedule | None = cache.get(key)
+    if schedule is not None:
+        return schedule
     facts = facts_of(csr)
     if rowptr.is_cuda:
         new = entries < _FEW and not facts.stays
         if new and not torch.are_deterministic_algorithms_enabled():
-            return _AS_THEY_COME
+            return _UNSCHEDULED
         if is_captured(rowptr):
-            return _AS_THEY_COME
+            return _UNSCHEDULED
     if facts.longest is None:
         facts.longest = int(rowptr.diff().max()) if entries else 0
     longest, rows = facts.longest, rowptr.numel() - 1
     uneven = longest * rows > 2 * entries + 4 * rows
-    found = Schedule(
+    schedule = Schedule(
         _order(rowptr, split, longest) if ordered and uneven else None,
         _cut(rowptr, split, piece) if longest > split else None,
     )
-    known[key] = found
-    return found
+    cache[key] = schedule
+    return schedule
 
 
 def _order(rowptr: Tensor, split: int, longest: int) -> Tensor:

@@ -42,14 +42,13 @@ class OpSpec:
         heads: H of the message [E, H, F].
         width: F of the message.
         formula: text of the message formula (gspmm) or of the values (attention).
-        reduces: reductions asked for (gspmm).
-        k: features kept per row (MaxK, CBSR), edges kept per row (sampling; 0 where all are), or
-            features of a row of the left matrix (segments, of which there are num_cols).
+        reduces: reductions (gspmm).
+        k: features kept per row (MaxK, CBSR), edges kept per row (sampling; 0 for all), or features
+            of a row of the left matrix (num_cols segments).
         shapes: (heads, width) of every operand (gspmm, attention).
-        sharing: what the rows of a graph share; nothing until it was used often enough for that to
-            be worth knowing.
+        sharing: columns that rows share; empty until the graph was used often.
         rounded: float32 products may be rounded, as ``torch.set_float32_matmul_precision`` allows.
-        atomics: float atomics are allowed (asked for gradients of sums of CBSR features alone).
+        atomics: float atomics are allowed (only set for gradients of sums of CBSR features).
         score: text of the formula of scores (attention).
         formulas: texts of several formulas (gspmm_several, the backward pass of attention).
     """
@@ -83,7 +82,7 @@ class OpSpec:
         rowptr, col, _, num_cols = csr[:4]
         # By position, here alone: a look-up by names takes twice as long, and every call makes one.
         rows, cols, edges = (round_up(n) for n in (rowptr.numel() - 1, num_cols, col.numel()))
-        return _known(op, like.device.type, like.dtype, rows, cols, edges, heads,
+        return _cached(op, like.device.type, like.dtype, rows, cols, edges, heads,
                       width, formula, reduces, k, shapes, sharing, rounded, atomics, score,
                       formulas)  # fmt: skip
 
@@ -93,25 +92,25 @@ class OpSpec:
     ) -> "OpSpec":
         """Return the facts of a call without a graph, on the rows of a matrix."""
         device, rows, num_edges = like.device.type, round_up(like.size(0)), round_up(num_edges)
-        return _known(op, device, like.dtype, rows, num_cols, num_edges, 1, width, k=k)
+        return _cached(op, device, like.dtype, rows, num_cols, num_edges, 1, width, k=k)
 
     @classmethod
     def of_any_size(
         cls, op: str, device: str, dtype: torch.dtype, heads: int, width: int, **facts: Any
     ) -> "OpSpec":
-        """Return what a question about calls on any graph is asked with: one node, one edge."""
+        """Return the facts of calls on a graph of any size: one node, one edge."""
         return cls(op, device, dtype, 1, 1, 1, heads, width, **facts)
 
     def __str__(self) -> str:
         what = f" {'+'.join(self.reduces)} {self.formula}" if self.formula else ""
         what += f" by {self.score}" if self.score else ""
-        kept = f", k = {self.k}" if self.k else ""
+        selected = f", k = {self.k}" if self.k else ""
         shared = f", {per_column(self.sharing)[-1]:.1f} edges a column" if self.sharing else ""
         return (
             f"{self.op}{what} on {self.device} in {self.dtype}: {self.num_rows} x {self.num_cols}, "
-            f"{self.num_edges} edges, {self.heads} x {self.width} features{kept}{shared}"
+            f"{self.num_edges} edges, {self.heads} x {self.width} features{selected}{shared}"
         )
 
 
 # So many fields take twenty times as long to fill in as to find filled in.
-_known = lru_cache(maxsize=4096)(OpSpec)
+_cached = lru_cache(maxsize=4096)(OpSpec)

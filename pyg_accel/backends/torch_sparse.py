@@ -1,7 +1,7 @@
 """SpMM by torch-sparse, if it is installed: weighted sums and means, forward and backward.
 
-It is slower than the kernels of this package, so it is only used without these: with neither a
-compiler nor Triton.
+It is slower than the kernels of this package, so it is only used without them: without a compiler
+and without Triton.
 """
 
 from functools import lru_cache
@@ -102,8 +102,5 @@ def _info() -> dict[str, Any]:
 
 
 TORCH_SPARSE = Backend(
-    "torch_sparse",
-    {"gspmm": Kernel(_gspmm, reasons=_reasons)},
-    lambda: list(_load()),
-    info=_info,
+    "torch_sparse", {"gspmm": Kernel(_gspmm, reasons=_reasons)}, lambda: list(_load()), info=_info
 )

@@ -10,14 +10,14 @@ __all__ = ["RealRows", "masked_batch_norm", "moments"]
 
 
 class RealRows:
-    """Which rows of tensors are real, not padding.
+    """Masks of the real rows and of the padding of tensors.
 
     Computed once for all normalisations of a call, as small kernels dominate its time.
 
     Attributes:
         real: [R] bool.
-        padding: [R] bool, the others.
-        count: [], how many are real.
+        padding: [R] bool, the complement.
+        count: [], the number of real rows.
         groups: [2] float, the number of all rows, and minus the number of rows of padding.
         counts: [1] int32, ``count`` in the form that a kernel takes.
     """
@@ -42,12 +42,12 @@ class RealRows:
 def moments(
     x: Tensor, padding: Tensor, count: Tensor, dims: list[int]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the mean over real rows, the differences from it, and the sum of their squares.
+    """Return the mean over real rows, the centred rows, and the sum of their squares.
 
     Args:
         x: [R, ...]; half precision is added up in single.
-        padding: [R, 1, ...], which rows are padding.
-        count: [], the number of elements that each mean is of.
+        padding: [R, 1, ...], True for padding.
+        count: [], the number of elements per mean.
         dims: dimensions to reduce; they remain, with size 1.
     """
     wide = x.float() if x.dtype in (torch.half, torch.bfloat16) else x
@@ -64,12 +64,12 @@ def masked_batch_norm(
 
     Args:
         x: [R, C, ...].
-        rows: which rows are real.
+        rows: masks of the rows.
         running_mean: [C] or None; changed in place, like running_var.
         running_var: [C] or None.
         weight: [C] or None.
         bias: [C] or None.
-        momentum: how far running statistics move.
+        momentum: weight of the new statistics.
         eps: added to the variance.
 
     Returns:
@@ -98,10 +98,10 @@ def masked_batch_norm(
 
 
 class _FusedBatchNorm(torch.autograd.Function):
-    """The same with the CUDA kernels of torch for synchronised batch normalisation.
+    """:func:`masked_batch_norm` with torch's CUDA kernels for synchronised batch normalisation.
 
-    They combine the statistics of groups of rows. Here one group is all rows, with padding set to
-    copies of the first row, and the other is that padding, with a negative count.
+    They combine the statistics of groups of rows. One group has all rows, with padding set to
+    copies of the first row; the other has the padding, with a negative count.
     """
 
     @staticmethod

@@ -30,7 +30,7 @@ _GRAPHS = "_num_graphs"  # the attribute of a batch of PyG with its number of gr
 
 
 class Uncapturable(Exception):
-    """Why a call cannot be captured; it runs eagerly."""
+    """A call cannot be captured, with the reason; it runs eagerly."""
 
 
 def names_of(function: Callable[..., Any]) -> tuple[str, ...]:
@@ -43,7 +43,7 @@ def names_of(function: Callable[..., Any]) -> tuple[str, ...]:
 def naming(
     function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Iterator[None]:
-    """If a call of a function fails, raise an error that names arguments of wrong types instead."""
+    """If a call fails because of wrong types of arguments, raise an error that names them."""
     failed = True
     try:
         yield
@@ -54,13 +54,13 @@ def naming(
 
 
 def _is_text(value: Any) -> bool:
-    """Whether a value is text, such as names of molecules, which models do not read."""
+    """Whether a value is text, which models do not read, such as names of molecules."""
     several = isinstance(value, (list, tuple))
     return all(map(_is_text, value)) if several else isinstance(value, str)
 
 
 def _items(value: Any, name: str) -> list[tuple[Any, Any]] | None:
-    """Return the items of a container with their keys, or its own name; None for other values."""
+    """Return the items of a container with their keys or its name; None for other values."""
     if isinstance(value, dict):
         return [*value.items()]
     if isinstance(value, (list, tuple)):
@@ -104,8 +104,8 @@ class Arguments:
     """The arguments of one call.
 
     Attributes:
-        tensors: all tensors, also those inside lists, tuples, dictionaries and ``Data``.
-        names: for each tensor, the name of the argument or the key of the innermost container.
+        tensors: all tensors, also inside of lists, tuples, dictionaries and ``Data``.
+        names: for each tensor, the name of the argument, or its key in the innermost container.
         form: everything else: calls of one form only differ in their tensors and ``numbers``.
         numbers: Python integers, by name; they may be numbers of rows.
     """
@@ -201,7 +201,7 @@ class Modes(NamedTuple):
 
 
 class Subject:
-    """What is captured: a model here, a step in the subclass of :mod:`.step`.
+    """A function to capture: a model here, a step in the subclass of :mod:`.step`.
 
     Args:
         call: makes an eager call.
@@ -216,7 +216,7 @@ class Subject:
 
     @property
     def modules(self) -> list[torch.nn.Module]:
-        """The modules that run, and those inside them, each once."""
+        """All modules that run, each once."""
         return list(dict.fromkeys(m for root in self.roots for m in root.modules()))
 
     def of_modules(self, kind: str) -> list[Tensor]:
@@ -229,7 +229,7 @@ class Subject:
         return []
 
     def key(self) -> Any:
-        """Return a key of everything besides its modules that a call depends on."""
+        """Return a key of the state outside of modules on which a call depends."""
 
     def tensors(self) -> list[Tensor]:
         """Return the tensors that a call may change in place, besides buffers."""
@@ -243,10 +243,10 @@ class Subject:
         """Prepare for a capture."""
 
     def recorded(self) -> Any:
-        """Return what a recorded call has assigned, such as gradients."""
+        """Return the assignments of a recorded call, such as gradients."""
 
     def finish(self, left: Any) -> None:
-        """Assign that after a replay."""
+        """Repeat the assignments after a replay."""
 
 
 class State:

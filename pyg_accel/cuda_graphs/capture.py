@@ -42,9 +42,9 @@ class Memory:
     """The stream and memory that captures of one wrapper share; it holds one call at a time.
 
     Attributes:
-        device: where they run.
-        stream: on which they are captured; None for a device without streams.
-        pool: of their memory.
+        device: the device of the captures.
+        stream: the stream of the captures; None for a device without streams.
+        pool: the memory pool of the captures.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -93,7 +93,7 @@ class Memory:
 
     @property
     def busy(self) -> bool:
-        """Whether a backward pass may still read what its forward pass has saved."""
+        """Whether a backward pass may still read tensors that its forward pass saved."""
         token = None if self._pending is None else self._pending()
         return token is not None and not token.done
 
@@ -105,7 +105,7 @@ def _like(outs: Sequence[Tensor]) -> list[Tensor | None]:
 def gradients(
     outs: Sequence[Tensor], inputs: Sequence[Tensor], grads: Grads
 ) -> list[Tensor | None]:
-    """Return gradients of the outputs that have any."""
+    """Return the gradients of the inputs, from the outputs that have gradients."""
     pairs = [(o, g) for o, g in zip(outs, grads, strict=True) if o.requires_grad and g is not None]
     if not pairs:
         return [None] * len(inputs)
@@ -149,11 +149,11 @@ class Captured:
         return self._outs
 
     def grads(self) -> Grads:
-        """Return where gradients of the outputs are to be written; None for outputs without."""
+        """Return the buffers for gradients of the outputs; None for outputs without gradients."""
         return self._grads
 
     def backward(self) -> Grads:
-        """Replay the gradients; returns copies of them."""
+        """Replay the gradients and return copies."""
         if self._gradient is None:
             return self._input_grads
         self._gradient.replay()
@@ -189,7 +189,7 @@ class Replay(torch.autograd.Function):
     def forward(ctx: Any, call: Any, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Replay the forward pass of an :class:`~pyg_accel.cuda_graphs.entry.Entry`.
 
-        The tensors are those that get gradients.
+        ``tensors`` are the inputs that get gradients.
         """
         outs = call.take(call.recording.forward())
         ctx.call, ctx.token = call, call.memory.begin()

@@ -1,4 +1,4 @@
-"""Decides which calls are recorded, which are replayed, and which stay eager and why."""
+"""Decides whether a call is recorded, replayed or run eagerly."""
 
 import gc
 import threading
@@ -28,7 +28,7 @@ _UNPAID = "earlier captures have not paid for themselves yet"
 
 
 class _Inside(threading.local):
-    """Whether this thread is inside of a call: nested calls are part of it."""
+    """Whether this thread is inside of a call, which includes nested calls."""
 
     on = False
 
@@ -48,10 +48,10 @@ class Kind:
         entries: recordings.
         refusal: why no recording is made.
         closed: why no further recording is made.
-        limit: number of elements of the arguments from which none is made, and why.
+        limit: calls with so many elements in their arguments are not recorded, and the reason.
         labels: the argument with a row for each graph, if there is one.
-        padded: whether calls of one size are padded too, as they cannot be recorded otherwise.
-        seen: how many calls had these sizes, the latest last.
+        padded: whether calls of one size are padded too, because unpadded recording failed.
+        seen: number of calls by size, the latest last.
     """
 
     def __init__(self, arguments: Arguments, roles: Mapping[str, str]) -> None:
@@ -82,9 +82,9 @@ class Kind:
         return [place for place, run in enumerate(self._runs) if run > WARM_UP]
 
     def find(self, call: "_Call") -> Entry | None:
-        """Return the best recording for a call; before its sizes are known, one without padding.
+        """Return the best recording for a call, or None.
 
-        If no further recording is made, any that is large enough will do.
+        If no further recording is made, every recording that is large enough is accepted.
         """
         slack = None if self.closed else padding.SLACK
         fitting = [e for e in self.entries if e.takes(call.arguments, call.sizes, slack)]
@@ -92,7 +92,7 @@ class Kind:
 
 
 class _Call(NamedTuple):
-    """A call and its context; ``sizes`` are its integers until those of the axes are read."""
+    """A call and its context; ``sizes`` are the integers of the call until sizes are read."""
 
     kind: Kind
     state: State
@@ -113,8 +113,8 @@ class Engine:
         positional: names of its arguments.
         differentiable: whether its results have gradients.
         dynamic: whether sizes change; None observes it.
-        max_captures: how many recordings are kept; the least recently used is dropped.
-        roles: what arguments are, by name, where names and sizes do not tell.
+        max_captures: number of stored recordings; the least recently used is dropped.
+        roles: roles of arguments by name, if names and sizes do not determine them.
 
     Attributes:
         recent: all recordings, the least recently used first.
@@ -138,9 +138,9 @@ class Engine:
         self._kinds: OrderedDict[Any, Kind] = OrderedDict()
         self.recent: OrderedDict[Entry, Kind] = OrderedDict()
         self._memory: Memory | None = None
-        self._largest = 0  # elements of the largest eager call that fit beside the recordings
+        self._largest = 0  # elements of the largest eager call that ran beside the recordings
         self._refused: tuple[Any, str] = None, ""  # a key of the last refused call, and why
-        self._changes = 0  # calls in a row before which the modules had changed
+        self._changes = 0  # successive calls with changed modules
         self._thread = threading.get_ident()
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -265,7 +265,7 @@ class Engine:
         return device
 
     def _current(self) -> State:
-        """Return the state of the modules: the same object while nothing in them is replaced."""
+        """Return the state of the modules; the same object if nothing was replaced."""
         if self._state is not None:
             changed = self._state.changed()
             if not changed:
@@ -288,7 +288,7 @@ class Engine:
             kind.entries.remove(entry)
 
     def _examine(self, call: _Call, entry: Entry, recorder: type[Captured] | None) -> None:
-        """Record a call, or compare a recording again, on other data than it was made with."""
+        """Record a call, or compare a recording again with other data."""
         account, start = call.state.ledger, ledger.clock()
         try:
             examine(self._subject, entry, call.arguments, call.sizes, recorder)
@@ -305,10 +305,10 @@ class Engine:
             account.spent(seconds)
         if not entry.unverified and entry.saves < 0:
             raise self._limited(call, entry, _SLOWER)
-        account.worked(seconds, made=recorder is not None)
+        account.worked(seconds, captured=recorder is not None)
 
     def _limited(self, call: _Call, entry: Entry, reason: str) -> Uncapturable:
-        """Drop a recording, and capture no call that is as large any more."""
+        """Drop a recording, and capture no more calls of its size or larger."""
         self._drop(entry)
         call.kind.limit = call.elements, reason
         return Uncapturable(reason)
@@ -352,7 +352,7 @@ class Engine:
         except Uncapturable as reason:
             if str(reason) == kind.limit[1]:
                 pass
-            elif kind.entries:  # others were recorded: this batch is an exception
+            elif kind.entries:  # an exceptional batch
                 kind.seen.popitem()
             elif self._dynamic is None and not changes and len(held) < len(arguments.tensors):
                 kind.padded = True  # new graphs of one size, whose number of self-loops changes
@@ -360,7 +360,7 @@ class Engine:
             else:
                 kind.refusal = str(reason)
             raise
-        self._largest = 0  # to be measured again, with one more recording
+        self._largest = 0  # measured again beside the new recording
         kind.entries.append(entry)
         self.recent[entry] = kind
         while len(self.recent) > self._most:
@@ -379,7 +379,7 @@ class HasCaptures:
 
     @property
     def captures(self) -> list[str]:
-        """Descriptions of the captures that are kept, the least recently used first."""
+        """Descriptions of the stored captures, the least recently used first."""
         return [entry.formula for entry in self._engine.recent]
 
     def release(self) -> None:

@@ -10,7 +10,7 @@ from torch.autograd.graph import increment_version
 
 from pyg_accel.cuda_graphs.call import Arguments, Modes, State, Uncapturable, flatten, replaced
 from pyg_accel.cuda_graphs.capture import Captured, Grads, Memory, Replay
-from pyg_accel.cuda_graphs.functions import CONSTANTS, known_largest
+from pyg_accel.cuda_graphs.functions import CONSTANTS, constant_maxima
 from pyg_accel.cuda_graphs.masking import masked
 from pyg_accel.cuda_graphs.padding import Layout, Padding, Part, Sizes
 from pyg_accel.runtime.cache import TensorRef
@@ -23,8 +23,8 @@ _POISON = 64.0  # factor on padding in trials, so that a leak shows
 
 @contextmanager
 def _of_any_size() -> Iterator[None]:
-    """Run kernels on small graphs too: replays spend none of the host time that limits save."""
-    # Assigned directly: it is no change of settings that stored choices would have to follow.
+    """Run kernels on small graphs too: replays take no host time, which size limits save."""
+    # Assigned directly: stored choices need not follow this change of settings.
     before = settings.assigned
     settings.assigned = before | {"always": True}
     try:
@@ -41,18 +41,18 @@ class Entry:
         recording: the function.
         memory: of the recording.
         inputs: tensors that get gradients: static tensors, then parameters.
-        parameters: those of the model that have gradients.
-        differentiable: which outputs have gradients.
-        full_precision: whether autocast is off: its rounding would hide what padding changes.
-        unverified: how many calls are still to be compared with eager ones.
+        parameters: parameters of the model with gradients.
+        differentiable: whether each output has gradients.
+        full_precision: whether autocast is off: its rounding would hide effects of padding.
+        unverified: number of calls still to compare with eager calls.
         parts: the slices of tensors that the call may take.
         cuts: integers, and the axes whose first rows they count.
         lent: objects that the recording reads, and that caches would otherwise drop.
-        left: what a call changes besides its results.
+        left: assignments of a call besides its results.
         eager: seconds of the fastest eager call.
         replayed: seconds of the fastest replay.
         cost: seconds of recording and comparing.
-        replays: how many calls were replayed.
+        replays: number of replayed calls.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Entry:
         pairs = zip(self._static, layout.roles, strict=True)
         graphs = [(t, layout.numbers["graphs"] - 1) for t, r in pairs if r == ("fixed", "graphs")]
         self._arguments = arguments.over(self._static)
-        self._known = known_largest([tensors[place] for place in held], graphs)
+        self._maxima = constant_maxima([tensors[place] for place in held], graphs)
         self._differentiated = [p for p, t in enumerate(tensors) if t.requires_grad and modes.grad]
         self.parameters = [p for p in state.parameters
                            if p.requires_grad and modes.grad and differentiable]  # fmt: skip
@@ -99,7 +99,7 @@ class Entry:
 
     @property
     def formula(self) -> str:
-        """What the report says of its replays."""
+        """The description in the report."""
         sizes = ", ".join(f"{most} {axis}" for axis, most in self.layout.bucket.items())
         return f"replayed: up to {sizes}" if sizes else "replayed: fixed sizes"
 
@@ -129,7 +129,7 @@ class Entry:
         return -len(self._held), sum(self.layout.bucket.values())
 
     def load(self, arguments: Arguments, sizes: Sizes) -> None:
-        """Copy arguments to where the recording reads them."""
+        """Copy arguments to the static tensors."""
         self._sizes, self._shapes = sizes, [t.shape for t in arguments.tensors]
         sources = [arguments.tensors[place] for place in self._copied]
         targets = [self._part(place, self._static[place]) for place in self._copied]
@@ -147,9 +147,9 @@ class Entry:
         return padded.narrow(role.dim, 0, self._shapes[place][role.dim])
 
     def compute(self) -> list[Tensor]:
-        """Run the function on the static tensors: this is recorded."""
-        # Invalidate what earlier runs have derived from them and cached, such as a CSR matrix: the
-        # capture has to compute it, as replays are on other data.
+        """Run the function on the static tensors, for the recording."""
+        # Invalidate cached values that earlier runs derived from them, such as a CSR matrix: the
+        # capture must compute them, as replays have other data.
         increment_version([self._static[place] for place in self._copied])
         with ExitStack() as stack:
             stack.enter_context(torch.set_grad_enabled(self.modes.grad))
@@ -163,29 +163,29 @@ class Entry:
             for place in set(range(len(tensors))).difference(self._copied):
                 tensors[place] = self._static[place]
             args, kwargs = self._arguments.rebuild(tensors, self.layout.numbers)
-            more = CONSTANTS | self._known
+            more = CONSTANTS | self._maxima
             with masked(self._modules, padding, self.parts, self.cuts, more):
                 value = self._call(*args, **kwargs)
             return [padding.clear(out) for out in flatten(value)]
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Return the autocast of the call, without its cache of casts: captures must not use it."""
+        """Return the autocast of the call without its cache, which captures must not use."""
         if self.modes.autocast is None:
             return nullcontext()
         on, device = not self.full_precision, self.memory.device.type
         return torch.autocast(device, self.modes.autocast, enabled=on, cache_enabled=False)
 
     def poison(self, on: bool) -> None:
-        """Make padding unlike real rows, or like them again."""
+        """Switch the factor on padding on or off."""
         self._poison.fill_(_POISON if on else 1.0)
 
     def describe(self, value: Any, padded: Sequence[Tensor], has: Sequence[bool]) -> None:
-        """Derive from an eager result and the padded one which part of outputs is real.
+        """Derive the real part of each output from an eager result and the padded one.
 
         Args:
             value: the eager result.
             padded: outputs of the padded call.
-            has: which of them have gradients.
+            has: whether each of them has gradients.
 
         Raises:
             Uncapturable: if their shapes do not correspond.
@@ -209,7 +209,7 @@ class Entry:
         return [(t if a is None else t.narrow(0, 0, self._sizes[a])).clone() for t, a in pairs]
 
     def give(self, grads: Grads) -> None:
-        """Copy gradients of the outputs to where the recording reads them."""
+        """Copy gradients of the outputs to the buffers of the recording."""
         for static, axis, grad in zip(self.recording.grads(), self._crops, grads, strict=True):
             if static is not None and grad is None:
                 static.zero_()
@@ -217,7 +217,7 @@ class Entry:
                 (static if axis is None else static.narrow(0, 0, grad.size(0))).copy_(grad)
 
     def trim(self, grads: Grads) -> list[Tensor | None]:
-        """Return the real part of gradients of the arguments, and those of parameters."""
+        """Return the real part of gradients of arguments, and the gradients of parameters."""
         pairs = zip(self._differentiated, grads, strict=False)
         trimmed = [grad if grad is None else self._part(place, grad) for place, grad in pairs]
         return [*trimmed, *grads[len(trimmed) :]]

@@ -1,4 +1,4 @@
-"""Replaces torch functions while a call is compared or recorded: one mode, and tables for it."""
+"""Replaces torch functions while a call is compared or recorded: one mode with tables."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -10,7 +10,7 @@ from torch.overrides import TorchFunctionMode
 
 from pyg_accel.record.edge_tensors import name_of
 
-__all__ = ["CONSTANTS", "NOT_RANDOM", "Functions", "Handler", "known_largest"]
+__all__ = ["CONSTANTS", "NOT_RANDOM", "Functions", "Handler", "constant_maxima"]
 
 Handler = Callable[..., Any]
 
@@ -38,7 +38,7 @@ def _unchanged(func: Handler, input: Tensor, *args: Any, **kwargs: Any) -> Tenso
     return input
 
 
-# Without dropout, as padded and unpadded calls would draw different random numbers.
+# No dropout: padded and unpadded calls would draw different random numbers.
 NOT_RANDOM: dict[Any, Handler] = dict.fromkeys((
     F.dropout, F.alpha_dropout, F.feature_alpha_dropout, F.dropout1d, F.dropout2d, F.dropout3d,
     torch.dropout, torch.alpha_dropout, torch.feature_dropout,
@@ -51,24 +51,24 @@ def _constant(func: Handler, *args: Any, **kwargs: Any) -> Any:
     return func(*args, **kwargs)
 
 
-# Tensors of a Python number are filled on the device instead of copied, which the host waits for.
+# Scalar tensors are filled on the device: a copy would wait for the device.
 CONSTANTS: dict[Any, Handler] = {torch.tensor: _constant}
 
 
-def known_largest(
-    tensors: Sequence[Tensor], known: Sequence[tuple[Tensor, int]]
+def constant_maxima(
+    tensors: Sequence[Tensor], maxima: Sequence[tuple[Tensor, int]]
 ) -> dict[Any, Handler]:
     """Return a handler of ``max()`` for tensors whose largest id is the same in every replay.
 
-    PyG reads it to get the number of nodes or graphs, and would wait for the device.
+    PyG reads it to get the number of nodes or graphs, which would wait for the device.
 
     Args:
         tensors: tensors that are the same in every replay.
-        known: others, and their largest ids.
+        maxima: other tensors, and their largest ids.
     """
     largest = [(t, int(t.max())) for t in tensors if t.numel() and not t.is_floating_point()
                and not t.is_complex() and t.dtype != torch.bool]  # fmt: skip
-    largest += known
+    largest += maxima
 
     def answer(func: Handler, *args: Any, **kwargs: Any) -> Any:
         if len(args) == 1 and not kwargs:

@@ -1,16 +1,16 @@
-"""Accounts for what captures cost and what their replays save: may another one be made?
+"""Balances the cost of captures against the time that replays save.
 
 A capture takes as long as about ten calls, so it only pays if it is replayed. Both times are
 measured when it is compared with eager calls, and the ledger adds them up. The first calls are not
 counted. After them :func:`~pyg_accel.graphed` promises to take at most 5% longer than eager calls,
-whatever the sizes: another capture is made when 5% of the time of all calls, and what replays have
-saved, pay for it.
+for any sizes: another capture is made when 5% of the time of all calls, plus the time that replays
+saved, pays for it.
 
-Checking whether a call can be replayed takes time, too. If a similar call could not, another one is
-checked when 5% of the time of the calls since then pays for it.
+Checking whether a call can be replayed takes time, too. After a call that could not be replayed,
+another similar one is checked when 5% of the time of the calls since then pays for it.
 
-A capture that is dropped before it has paid for itself is a loss. After as many losses as captures
-are kept, no capture replaces another any more: there are too many sizes.
+A capture that is dropped before it has paid for itself is a loss. After as many losses as stored
+captures, no capture replaces another: there are too many sizes.
 """
 
 from time import perf_counter as clock
@@ -24,9 +24,9 @@ class Ledger:
     """The account of the calls of one state of a model's modules.
 
     Attributes:
-        captures: how many were made.
-        replays: of all of them.
-        losses: captures that were dropped before they had paid for themselves.
+        captures: number of captures.
+        replays: number of replays.
+        losses: number of captures that were dropped before they paid for themselves.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class Ledger:
         self._look = 0.0
 
     def called(self, eager: float, saved: float, *, replayed: bool) -> None:
-        """Count a call, with the seconds that it takes eagerly, and that a replay saved."""
+        """Count a call: seconds of an eager call, and seconds that a replay saved."""
         self.replays += replayed
         self._calls += 1
         if self._calls > _FREE_CALLS:
@@ -47,10 +47,10 @@ class Ledger:
         if self._calls >= _FREE_CALLS:
             self._balance -= seconds
 
-    def worked(self, seconds: float, *, made: bool) -> None:
+    def worked(self, seconds: float, *, captured: bool) -> None:
         """Update the price of making or comparing a capture: the least, as the first compiles."""
-        self.captures += made
-        self._prices[made] = min(self._prices.get(made, seconds), seconds)
+        self.captures += captured
+        self._prices[captured] = min(self._prices.get(captured, seconds), seconds)
 
     def looked(self, seconds: float) -> None:
         """Count a call that was checked and could not be replayed."""
@@ -59,7 +59,7 @@ class Ledger:
 
     @property
     def looks(self) -> bool:
-        """Whether another call like that may be checked."""
+        """Whether another similar call may be checked."""
         return self._calls < _FREE_CALLS or self._balance >= self._look
 
     @property

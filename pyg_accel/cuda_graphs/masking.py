@@ -1,23 +1,22 @@
 """Keeps padding out of functions that mix rows, in a padded call.
 
-Why a table of functions. A padded call runs the code of the model, which knows nothing of padding.
-One mode (:class:`~.functions.Functions`) sees every torch function that it calls, and the number of
-rows of an argument tells whether they are nodes, edges or graphs (:mod:`.padding`). So functions
-that mix rows skip padding: statistics of batch normalisation count real rows, reductions read the
-neutral element of what they compute, means divide by the number of real rows, losses ignore the
-rest. Modules of PyG that treat all rows as one graph get a second one with the padding.
+Why a table of functions. A padded call runs the code of the model, which is not written for
+padding. One mode (:class:`~.functions.Functions`) sees every call of a torch function, and the
+number of rows of an argument tells whether they are nodes, edges or graphs (:mod:`.padding`).
+Functions that mix rows skip padding: batch normalisation counts real rows, reductions read their
+neutral element, means divide by the number of real rows, losses ignore padding. Modules of PyG that
+treat all rows as one graph get a second graph with the padding.
 
-Why the table need not be complete. A function that mixes rows and is not in it (a sort, a
-cumulative sum, a product with a matrix over all rows) gives another result than the unpadded call.
-Trials compare both, with padding that is unlike real rows, before a recording is used
-(:mod:`.trial`). A call that differs stays eager.
+Why the table need not be complete. A function that mixes rows and is not in the table (a sort, a
+cumulative sum, a product with a matrix over all rows) changes the result. Trials compare padded and
+unpadded calls, with padding unlike real rows, before a recording is used (:mod:`.trial`). A call
+that differs stays eager.
 
-Why slices are checked before anything reads them. A model that takes half of its nodes takes
-another half of padded ones, and the ids of edges of padding are outside of it. On a CUDA device,
-indexing with these fails an assertion, after which the process cannot use the device any more. So a
-slice of padded rows must be one that the unpadded call took as well, or the first rows up to an
-integer of the call that has a bucket. Later calls must have at least that many real rows: with
-padding there are always enough for the slice.
+Why slices are checked before they are read. A model that takes half of its nodes takes a different
+half of padded nodes, and edges of padding have ids outside of it. On a CUDA device, indexing with
+these ids fails an assertion, after which the process cannot use the device any more. So the
+unpadded call must take the same slice, or the slice ends at an integer of the call that has a
+bucket. Later calls must have as many real rows: with padding there are always enough rows.
 
 Why numbers of graphs are checked. ``global_add_pool(x, batch, size=8)`` has no room for the graph
 of padding, whose id would be out of range, so it is refused too.
@@ -44,7 +43,7 @@ __all__ = ["masked", "parts_taken"]
 
 _PARTS = ("__getitem__", "chunk", "narrow", "split", "split_with_sizes", "tensor_split",
           "unsafe_chunk", "unsafe_split")  # fmt: skip
-_Cuts = set[tuple[str, str]]  # an integer, and the axis whose first rows it counts
+_Cuts = set[tuple[str, str]]  # an integer that counts the first rows of an axis, and the axis
 # The value of rows of padding for functions that reduce all rows.
 _FILL: dict[str, float] = {
     **dict.fromkeys(("sum", "nansum", "norm", "vector_norm", "count_nonzero", "any"), 0.0),
@@ -113,7 +112,7 @@ class _Masks:
             raise Uncapturable("it has a number of graphs of its own")
 
     def _by_index(self, func: Handler, out: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Set padding to 1 in products, as those of many rows might overflow."""
+        """Set padding to 1 in products: products of many rows might overflow."""
         values = [*args, *kwargs.values()]
         dim = next((v for v in values if type(v) is int), 0)
         self._check(out, dim, values)
@@ -176,7 +175,7 @@ class _Masks:
 
 
 def _with_tensor_first(handler: Handler) -> Handler:
-    """Return a handler that leaves calls without a positional tensor as they are."""
+    """Return a handler that skips calls without a positional tensor."""
 
     def handle(func: Handler, *args: Any, **kwargs: Any) -> Any:
         if args and isinstance(args[0], (Tensor, tuple, list)):
@@ -209,7 +208,7 @@ def _moments(
 
 
 def _parts(whole: Tensor, result: Any) -> Iterator[tuple[Part, int]]:
-    """Yield which part of a tensor each slice in a result is, and the size of the whole."""
+    """Yield the part of a tensor for each slice in a result, and the size of the dimension."""
     for out in result if isinstance(result, (tuple, list)) else (result,):
         if not isinstance(out, Tensor) or out.dim() != whole.dim() or (
             memory_of(out) != memory_of(whole)  # a copy: selected by a mask or by ids
@@ -244,7 +243,7 @@ def masked(
     """Keep padding out of batch normalisation, reductions over rows, and losses.
 
     Args:
-        modules: those that run.
+        modules: the modules that run.
         padding: of the call.
         parts: the slices that the call may take.
         cuts: is filled with integers, and the axes whose first rows they count.

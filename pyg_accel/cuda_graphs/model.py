@@ -25,16 +25,16 @@ def graphed(
     autocast and the parameter objects of the model are the same. If sizes change from batch to
     batch, nodes, edges and graphs are padded to a few sizes, and padding is kept out of
     normalisation, pooling and results. Captures are made while they pay for themselves: after the
-    first 30 calls, any pattern of sizes takes at most 1.05 times as long as eager calls. What
-    cannot be captured, such as everything without a CUDA device, runs eagerly, and
-    :func:`pyg_accel.report` says why. Eager calls may be faster with backward passes in the calling
+    first 30 calls, any pattern of sizes takes at most 1.05 times as long as eager calls. Other
+    calls, such as all calls without a CUDA device, run eagerly, and :func:`pyg_accel.report` says
+    why. Eager calls may be faster with backward passes in the calling
     thread: ``torch.autograd.set_multithreading_enabled(False)``.
 
     Args:
         model: any module; it is not changed, and its parameters are shared.
         dynamic: True pads from the start, False never does; None pads once sizes have changed.
-        max_captures: how many captures are kept; the least recently used is dropped.
-        roles: what arguments are, by name, where names and sizes do not tell: ``"nodes"``,
+        max_captures: number of stored captures; the least recently used is dropped.
+        roles: roles of arguments by name, if names and sizes do not determine them: ``"nodes"``,
             ``"edges"`` or ``"graphs"`` (a row for each), ``"edge_index"``, ``"batch"``, ``"ptr"``
             or ``"fixed"``.
 
@@ -42,7 +42,7 @@ def graphed(
         A module that is called like ``model``, with its attributes and ``state_dict()``.
 
     Raises:
-        ValueError: if ``model`` is no module, or for unknown roles.
+        ValueError: if ``model`` is not a module, or for unknown roles.
     """
     if not isinstance(model, torch.nn.Module):
         raise ValueError(f"expected 'model' to be a torch.nn.Module (got {model!r})")

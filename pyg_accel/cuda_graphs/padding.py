@@ -1,25 +1,24 @@
-"""Which arguments hold rows of nodes, edges and graphs, and how they are padded to a bucket.
+"""Roles of arguments (rows of nodes, edges or graphs), and their padding to a bucket.
 
 Why padding changes no results. A capture has tensors of one size, so a batch is copied into larger
-ones. The rest of them is a separate graph: edges of padding join nodes of padding only, and in
-``batch`` it is the last graph. Message passing, softmax over neighbours and pooling never mix it
-with real rows. Functions that do mix rows are replaced (:mod:`.masking`), and rows of padding are
-cut off results or set to zero in them, so that they get no gradient.
+tensors. Their other rows are a separate graph: edges of padding join nodes of padding only, and in
+``batch`` padding is the last graph. Message passing, softmax over neighbours and pooling never mix
+it with real rows. Functions that mix rows are replaced (:mod:`.masking`), and rows of padding are
+cut off results or set to zero, so that they get no gradient.
 
-Why rows of padding are copies of the first row. Anything that a model does with rows, such as
-looking up an embedding or taking a logarithm, works with that one, but may not work with zeros or
-noise. In trials the copy is multiplied by a large factor, so that a leak shows.
+Why rows of padding are copies of the first row. Functions of rows, such as an embedding or a
+logarithm, accept a copy, but may not accept zeros or noise. In trials the copy is multiplied by a
+large factor, so that a leak shows.
 
-How sizes are chosen. Buckets grow geometrically, so that few of them serve all batches and little
-of them is padding. Anywhere in a model, the number of rows of a tensor tells whether they are
-nodes, edges or graphs; so all numbers of rows in a bucket differ from each other and from the sizes
-of parameters.
+How sizes are chosen. Buckets grow geometrically, so that few buckets serve all batches with little
+padding. In a model, the number of rows of a tensor tells whether they are nodes, edges or graphs;
+so all numbers of rows in a bucket differ from each other and from the sizes of parameters.
 
 Why integers are axes. ``model(x, edge_index, batch_size)`` takes ``x[:batch_size]`` after its
-layers. An integer that always equals the number of nodes, edges or graphs is replaced by that of
-the bucket. Another one that changes becomes an axis with its own bucket: its first ``batch_size``
-rows are real, for masks, results and gradients as with other axes. A model that uses the integer
-otherwise gives another result in its trial and stays eager.
+layers. An integer that always equals the number of nodes, edges or graphs is replaced by the number
+in the bucket. Another integer that changes becomes an axis with a bucket: its first ``batch_size``
+rows are real, for masks, results and gradients as with other axes. A model with another use of the
+integer fails its trial and stays eager.
 """
 
 import itertools
@@ -45,7 +44,7 @@ _LABELS = ("y", "label", "labels", "target", "targets")
 Sizes = Mapping[str, int]  # by axis or integer
 Part = tuple[int, int, int]  # of a tensor: dimension, first row, number of rows
 _KINDS = ("nodes", "edges", "graphs", "edge_index", "batch", "ptr", "fixed")
-# Python integers that say how many nodes or graphs there are, by the names that PyG gives them.
+# Names in PyG of integers that count nodes or graphs.
 _NUMBERS = {"num_nodes": "nodes", "batch_size": "graphs", "num_graphs": "graphs", "size": "graphs"}
 
 
@@ -57,12 +56,12 @@ def _capacity(size: int) -> int:
 
 
 def _rows_of(axis: str, capacity: int) -> int:
-    """Return how many rows tensors of an axis have: padding is one more graph."""
+    """Return the number of rows of tensors of an axis: padding is one more graph."""
     return capacity + (axis == "graphs")
 
 
 def _bucket_for(sizes: Sizes, reserved: Iterable[int]) -> dict[str, int]:
-    """Return a bucket whose numbers of rows differ from one another and from reserved ones."""
+    """Return a bucket with numbers of rows that are distinct and not reserved."""
     used, bucket = set(reserved), {}
     for axis, size in sizes.items():
         most, step = (size, 1) if axis == "graphs" else (_capacity(size), 8)
@@ -74,12 +73,12 @@ def _bucket_for(sizes: Sizes, reserved: Iterable[int]) -> dict[str, int]:
 
 
 class Role(NamedTuple):
-    """What an argument is.
+    """The role of an argument.
 
     Attributes:
         kind: ``"rows"``, ``"edge_index"``, ``"batch"``, ``"ptr"`` or ``"fixed"``.
-        axis: what its rows (the columns of an edge_index) are: ``"nodes"``, ``"graphs"``, the name
-            of an edge_index for its edges, or the name of an integer for what it counts.
+        axis: of its rows (the columns of an edge_index): ``"nodes"``, ``"graphs"``, the name of an
+            edge_index for its edges, or the name of an integer that counts rows.
     """
 
     kind: str
@@ -91,7 +90,7 @@ class Role(NamedTuple):
         return int(self.kind == "edge_index")
 
     def sized(self, shape: torch.Size, rows: Sizes) -> torch.Size:
-        """Return a shape with the given numbers of rows."""
+        """Return a shape with other numbers of rows."""
         if self.kind == "fixed":
             return shape
         size = rows[self.axis] + (self.kind == "ptr")
@@ -116,7 +115,7 @@ def check_roles(roles: Mapping[str, str]) -> None:
 
 
 def primary(arguments: Arguments, roles: Mapping[str, str]) -> dict[str, int]:
-    """Return, for each axis, the place of an argument that has its number of rows."""
+    """Return the place of an argument with the number of rows of each axis."""
     places: dict[str, int] = {}
     for place, (name, tensor) in enumerate(zip(arguments.names, arguments.tensors, strict=True)):
         if _is_edge_index(name, tensor, roles):
@@ -133,7 +132,7 @@ def sizes_of(arguments: Arguments, places: Sizes, labels: int | None = None) -> 
     """Return the number of rows of each axis, and the integers of the call.
 
     The number of graphs is an integer of the call, or the number of rows of the argument at the
-    place ``labels``, or the largest id in ``batch``, for which the host waits as PyG does.
+    place ``labels``, or follows from the largest id in ``batch``; then the host waits, as in PyG.
     """
     sizes: dict[str, int] = {}
     for axis, place in places.items():
@@ -152,7 +151,7 @@ def sizes_of(arguments: Arguments, places: Sizes, labels: int | None = None) -> 
 
 
 class CallSizes(NamedTuple):
-    """The sizes of a call that was made: shapes of its tensors, and what `sizes_of` returns."""
+    """The sizes of a call: shapes of its tensors, and the result of :func:`sizes_of`."""
 
     shapes: tuple[torch.Size, ...]
     sizes: tuple[tuple[str, int], ...]
@@ -162,7 +161,7 @@ def _role(
     name: str, tensor: Tensor, shapes: Sequence[torch.Size], axes: Mapping[str, list[int]],
     edges: Sequence[str], roles: Mapping[str, str],
 ) -> Role:  # fmt: skip
-    """Infer what an argument is from its sizes and those of the axes in the calls seen."""
+    """Infer the role of an argument from its sizes and the sizes of the axes in earlier calls."""
     assigned = roles.get(name)
     if _is_edge_index(name, tensor, roles):
         role = Role("edge_index", name)
@@ -190,7 +189,7 @@ def _role(
 
 
 def labels_of(arguments: Arguments, layout: "Layout") -> int | None:
-    """Return the place of the labels of graphs: their size is the number of graphs."""
+    """Return the place of an argument with a label per graph."""
     named, rows = enumerate(zip(arguments.names, layout.roles, strict=True)), Role("rows", "graphs")
     return next((i for i, (name, role) in named if role == rows and name in _LABELS), None)
 
@@ -215,11 +214,11 @@ class Layout:
 
     @property
     def rows(self) -> dict[str, int]:
-        """How many rows tensors of each axis have."""
+        """The number of rows of tensors of each axis."""
         return {axis: _rows_of(axis, most) for axis, most in self.bucket.items()}
 
     def takes(self, shapes: Sequence[torch.Size], sizes: Sizes, slack: float | None = None) -> bool:
-        """Whether a call fits the bucket, and fills it as far as ``slack`` demands."""
+        """Whether a call fits the bucket with at most ``slack`` times as many rows."""
         if not self.bucket.keys() <= sizes.keys():
             return False
         for axis, most in self.bucket.items():
@@ -235,9 +234,9 @@ class Layout:
         )
 
     def parts(self, unpadded: Collection[Part], sizes: Sizes) -> set[Part]:
-        """Return the slices that a call takes without padding, and the same ones with padding.
+        """Return the slices that a call takes without padding, and the same slices with padding.
 
-        Without padding, the first ``n`` of ``n`` rows are no slice. With it, they are.
+        The first ``n`` of ``n`` rows are a slice only with padding.
         """
         rows = [sizes[axis] for axis in self.bucket if axis not in self.numbers]
         padded = {(dim, 0, self.rows[n]) for n in self.numbers if n in self.bucket for dim in (0, 1)
@@ -249,13 +248,13 @@ def layout_of(
     arguments: Arguments, places: Sizes, seen: Sequence[CallSizes],
     roles: Mapping[str, str], reserved: Iterable[int],
 ) -> Layout:  # fmt: skip
-    """Return how calls like those seen are padded.
+    """Return the layout of calls of a form.
 
     Args:
         arguments: one of the calls.
-        places: for each axis, the argument that has its number of rows.
-        seen: sizes of calls of its form, those of this call last.
-        roles: what arguments are according to the user, by name.
+        places: the argument with the number of rows of each axis.
+        seen: sizes of calls of the form, the latest last.
+        roles: roles of arguments by name, from the user.
         reserved: sizes of other dimensions, which no axis may have.
 
     Raises:
@@ -294,7 +293,7 @@ def fixed_layout(arguments: Arguments, sizes: Sizes, batch: int | None) -> Layou
 
     Args:
         arguments: one of the calls.
-        sizes: of that call.
+        sizes: of the call.
         batch: the place of the vector of graph ids if it changes: the number of graphs must not.
     """
     shapes = [t.shape for t in arguments.tensors]
@@ -304,7 +303,7 @@ def fixed_layout(arguments: Arguments, sizes: Sizes, batch: int | None) -> Layou
 
 
 def padding_like(rows: Tensor, dim: int = 0) -> Tensor:
-    """Return padding of features of edges that is like existing rows.
+    """Return padding of features of edges like existing rows.
 
     A single number per edge is a weight. It is made positive: normalisations take roots of sums of
     weights, also of nodes that only have edges of padding.
@@ -313,13 +312,13 @@ def padding_like(rows: Tensor, dim: int = 0) -> Tensor:
 
 
 class Padding:
-    """The padding of one padded call: which rows are real, as tensors on the device.
+    """The padding of one call: masks of real rows, as tensors on the device.
 
     It is created inside the call, so that a replay computes it again.
 
     Attributes:
         layout: capacities and roles.
-        counts: [], how many rows of each axis are real.
+        counts: [], the number of real rows of each axis.
         batch: the padded vector of graph ids, if there is one.
         edges: padded edge_index tensors.
         poison: [], factor on padding of features: 1, except in tests for leaks.
@@ -341,7 +340,7 @@ class Padding:
         return self._rows.get(value.size(0))
 
     def rows(self, axis: str) -> RealRows:
-        """Return which rows of an axis are real."""
+        """Return the masks of the rows of an axis."""
         if axis not in self._real and axis in self._new_edges:
             real = (self._new_edges[axis] < self.counts["nodes"]).all(0)
             self._real[axis] = RealRows(len(real), real.sum(), real)
@@ -350,11 +349,11 @@ class Padding:
         return self._real[axis]
 
     def real(self, axis: str, like: Tensor) -> Tensor:
-        """Return a mask of the real rows, to be broadcast with a tensor of such rows."""
+        """Return a mask of the real rows that broadcasts to a tensor of such rows."""
         return self.rows(axis).real.view(-1, *[1] * (like.dim() - 1))
 
     def void(self, axis: str, like: Tensor) -> Tensor:
-        """Return a mask of the rows of padding, likewise."""
+        """Return a mask of the padding that broadcasts to a tensor of such rows."""
         return self.rows(axis).padding.view(-1, *[1] * (like.dim() - 1))
 
     def ends(self, count: int) -> Tensor:
@@ -364,7 +363,7 @@ class Padding:
         return nodes + ids % (self.layout.bucket["nodes"] - nodes)
 
     def spare(self, rows: int, least: int) -> int:
-        """Return how many rows to add to ``rows`` for a number that no axis has."""
+        """Return a number to add to ``rows`` so that no axis has the sum."""
         used = self.layout.rows.values()
         return next(more for more in itertools.count(least, 2) if rows + more not in used)
 
@@ -376,7 +375,7 @@ class Padding:
             self._real.pop(axis, None)
 
     def fill(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Return static arguments with the padding of this call in place of their other rows."""
+        """Return static arguments with padding in the rows that are not real."""
         return [self._filled(r, t) for r, t in zip(self.layout.roles, tensors, strict=True)]
 
     def _filled(self, role: Role, tensor: Tensor) -> Tensor:
@@ -408,12 +407,12 @@ class Padding:
         return torch.where(self.real(role.axis, tensor), tensor, padding)
 
     def _check(self, ids: Tensor, real: Tensor, count: Tensor, what: str) -> None:
-        """Fail on real ids that are out of range, which would refer to padding here."""
+        """Fail on real ids that are out of range: they would refer to padding."""
         inside = ~((ids >= count) & real).any()
         torch._assert_async(inside, f"found a {what} id that is as large as the number of {what}s")
 
     def clear(self, out: Tensor) -> Tensor:
-        """Return a result with zeros for padding, which gets no gradient then."""
+        """Return a result with zeros for padding, which then gets no gradient."""
         axis = self.axis_of(out)
         if axis is None or not out.is_floating_point():
             return out

@@ -2,12 +2,12 @@
 
 Layers of PyG remove them with ``edge_index[:, edge_index[0] != edge_index[1]]``. The host waits for
 the number of remaining edges, and in a CUDA graph it cannot change. In a padded call all edges
-remain instead, and those that the mask removes are set to join nodes of padding, as edges of
-padding do: messages, degrees, softmax and means of the real nodes are those without them.
+remain, and edges that the mask removes are set to join nodes of padding, like edges of padding:
+messages, degrees, softmax and means of real nodes do not see them.
 
-In other tensors that such a mask selects from, removed rows become copies of the first remaining
-one. One or two rows are added, so that the number of rows tells what they are: functions in the
-table of :mod:`.masking` skip this padding too, and others see some of it in every trial.
+In other tensors that such a mask indexes, removed rows become copies of the first remaining row.
+One or two rows are added, so that the number of rows identifies the tensor: functions in the table
+of :mod:`.masking` skip this padding too, and other functions see some padding in every trial.
 """
 
 from typing import Any
@@ -30,7 +30,7 @@ _JOINS = ("cat", "concat", "concatenate")
 
 
 class SelfLoops:
-    """Keeps the number of edges where a comparison of their ends selects some."""
+    """Preserves the number of edges where a comparison of their ends selects some."""
 
     def __init__(self, padding: Padding) -> None:
         self._padding = padding
@@ -61,7 +61,7 @@ class SelfLoops:
         return out
 
     def _copied(self, func: Handler, *args: Any, **kwargs: Any) -> Any:
-        """Note the result of a function that returns the node ids that it gets."""
+        """Note the result of a function that copies node ids."""
         out, name = func(*args, **kwargs), name_of(func)
         if type(out) is not Tensor or out.is_floating_point() or out.dtype == torch.bool:
             return out
@@ -84,14 +84,14 @@ class SelfLoops:
         return type(value) is Tensor and memory_of(value) in self._ids
 
     def _are_ends(self, one: Any, other: Any) -> bool:
-        """Whether these are the two rows of an edge_index."""
+        """Whether two tensors are the two rows of an edge_index."""
         if not (self._are_ids(one) and self._are_ids(other) and memory_of(one) == memory_of(other)):
             return False
         different = bool(one.storage_offset() != other.storage_offset())
         return different and one.dim() == 1 and one.shape == other.shape
 
     def _mask_in(self, value: Any, index: Any) -> tuple[Tensor | None, int, int]:
-        """Return the mask that a tensor is indexed with, the rows to add, and the dimension."""
+        """Return the mask that indexes a tensor, the rows to add, and the dimension."""
         columns = type(index) is tuple and len(index) == 2 and type(index[0]) is slice
         dim = int(columns and index[0] == slice(None))
         mask, more = self._masks.get(id(index[1] if dim else index), (None, 0))
@@ -100,7 +100,7 @@ class SelfLoops:
         return mask, self._padding.spare(len(mask), more), dim
 
     def selected(self, func: Handler, value: Tensor, index: Any) -> Any:
-        """Return all rows, with padding in place of those that the mask does not select."""
+        """Return all rows, with padding for rows that the mask does not select."""
         mask, more, dim = self._mask_in(value, index)
         if mask is None:
             return func(value, index)

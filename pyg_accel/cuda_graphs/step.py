@@ -16,7 +16,7 @@ from pyg_accel.cuda_graphs.model import Graphed
 
 __all__ = ["GraphedStep", "graphed_step"]
 
-_SETTINGS = 8  # more settings of an optimizer than this are those of a schedule
+_SETTINGS = 8  # more different settings of an optimizer mean a schedule
 
 
 def graphed_step(
@@ -26,17 +26,17 @@ def graphed_step(
     """Replay a function that does forward, backward and optimizer from a CUDA graph.
 
     It works like :func:`pyg_accel.graphed`: the first calls run eagerly, kinds of calls are
-    captured and compared, and what cannot be captured stays eager, with the reason in
+    captured and compared, and other calls stay eager, with the reason in
     :func:`pyg_accel.report`. Optimizers with a ``capturable`` option need it; a learning rate that
     changes must be a tensor, or each change is another kind. Losses of ``torch.nn.functional`` and
     means over rows do not count padding.
 
     Args:
         step_function: takes tensors and returns values to log, such as the loss.
-        modules: the models that it trains; by default those that it refers to.
+        modules: the models that it trains; by default the modules that it refers to.
         dynamic: True pads from the start, False never does; None pads once sizes have changed.
-        max_captures: how many captures are kept; the least recently used is dropped.
-        roles: what arguments are, by name; see :func:`pyg_accel.graphed`.
+        max_captures: number of stored captures; the least recently used is dropped.
+        roles: roles of arguments by name; see :func:`pyg_accel.graphed`.
 
     Returns:
         A function that is called like ``step_function``; its results have no gradients.
@@ -52,7 +52,7 @@ def graphed_step(
 
 
 def _refers_to(function: Any) -> list[Any]:
-    """Return what a function can refer to: closure, globals, bound arguments, attributes."""
+    """Return the objects that a function can refer to: closure, globals, bound arguments."""
     if isinstance(function, partial):
         return [function.args, function.keywords, *_refers_to(function.func)]
     if ismethod(function):
@@ -92,7 +92,7 @@ class _Step(Subject):
         self._function = function
         self._optimizers: dict[Optimizer, None] = {}
         self._settings: dict[Any, None] = {}
-        self._fresh: dict[Tensor, bool] = {}  # whether a step replaces its gradient, not adds to it
+        self._fresh: dict[Tensor, bool] = {}  # whether a step replaces the gradient
 
     @property
     def _parameters(self) -> list[Tensor]:
@@ -159,10 +159,10 @@ class _Step(Subject):
         return list(dict.fromkeys([*self._parameters, *grads, *state]))
 
     def evidence(self) -> dict[str, list[Tensor]]:
-        """Compare the state of optimizers, and parameters without such a state.
+        """Return the state of optimizers, and parameters without averages in such a state.
 
-        Adam turns a gradient of rounding errors into a full step, so parameters may differ where
-        averages of gradients do not.
+        Adam turns a gradient of rounding errors into a full step, so parameters may differ while
+        averages of gradients agree.
         """
         evidence, averaged = super().evidence(), set()
         for p, name, value in self._optimizer_state():

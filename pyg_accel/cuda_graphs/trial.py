@@ -2,18 +2,16 @@
 
 Why everything is compared. The code of a model does not tell whether padding changes its results,
 or whether it draws random numbers outside of torch. So outputs, gradients of arguments and
-parameters, buffers and the state of optimizers are compared: the padded call with the unpadded one
-before anything is recorded, and the recording with both, once when it is made and once more on the
-data of a later call.
+parameters, buffers and the state of optimizers are compared: the padded call with the unpadded call
+before the recording, and the recording with both, at once and again on the data of a later call.
 
 Why without randomness. Dropout draws other numbers for padded rows, so unpadded and padded calls
-are compared with dropout switched off, and the recording with a padded call that draws
-the same numbers. Where results are in half precision, rounding would hide what padding changes, so
-autocast is off in the first comparison.
+are compared without dropout, and the recording with a padded call that draws the same numbers. In
+half precision rounding would hide effects of padding, so autocast is off in the first comparison.
 
-Why with poison. Rows of padding look like real ones, and a mean that counts them is off by little.
-In trials they are multiplied by a large factor. If the model does not return finite numbers then,
-the comparison is repeated without the factor.
+Why with poison. Rows of padding resemble real rows, and a mean that counts them is hardly wrong. In
+trials they are multiplied by a large factor. If the results are not finite then, the comparison is
+repeated without the factor.
 
 Why tolerances are relative. Padded calls add up in another order. A rounding error may flip the
 sign of one number before a ReLU, which changes a few elements of a gradient and hardly its norm,
@@ -22,7 +20,7 @@ so gradients are compared by norms and results by elements.
 Why state is restored. A trial runs the user's model several times. Random number generators,
 buffers, gradients, parameters of a step and attributes of modules are restored after each run.
 
-Why trials are timed. The same calls show what a replay saves, including the work of the device; see
+Why trials are timed. They measure the time that a replay saves, with the work of the device; see
 :mod:`.ledger`. The shorter of two times counts, as the first call of a kind may compile.
 """
 
@@ -47,20 +45,20 @@ from pyg_accel.graph.facts import expect_to_stay
 
 __all__ = ["examine"]
 
-# Errors that padding or a capture may cause in a model. If it is the user's mistake, the eager call
-# that follows raises it too.
+# Errors that padding or a capture may cause in a model. The eager call that follows raises errors
+# of the user again.
 _FAILURES = (RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError,
              ArithmeticError, OSError)  # fmt: skip
 _HERE = str(Path(__file__).parent)
 
 
 class _Tolerance(NamedTuple):
-    """How much results may differ that are added up in another order.
+    """The tolerance for results of sums in another order.
 
     Attributes:
         elements: bound of each element, relative to the largest.
         norm: bound of a gradient, relative to its norm.
-        floor: the share of the largest result that is added to the size of each: some consist of
+        floor: the share of the largest result to add to the size of each: some results consist of
             rounding errors only, such as the gradient of a bias before a normalisation.
     """
 
@@ -79,7 +77,7 @@ class _Tolerance(NamedTuple):
         return cls(1e-9, 1e-7, 1e-2)
 
     def exceeded(self, expected: Grads, actual: Grads, *, by_norm: bool) -> str:
-        """Return where two sequences of tensors differ by more than rounding; empty if nowhere."""
+        """Return how two sequences of tensors differ by more than rounding, or an empty string."""
         if len(expected) != len(actual):
             return f"s: {len(actual)} instead of {len(expected)}"
         relative = self.norm if by_norm else self.elements
@@ -112,7 +110,7 @@ def _size(value: Tensor, by_norm: bool) -> float:
 
 
 class _Evidence(NamedTuple):
-    """The results of a call, and what it changed."""
+    """The results of a call, and the state that it changed."""
 
     value: Any
     outs: list[Tensor]
@@ -134,7 +132,7 @@ def _cotangents(outs: Sequence[Tensor], differentiable: Sequence[bool]) -> list[
 
 
 class _Trial:
-    """The calls that are compared, all on the same arguments and from the same state."""
+    """Compared calls with the same arguments and initial state."""
 
     def __init__(self, subject: Subject, entry: Entry, arguments: Arguments, sizes: Sizes) -> None:
         self._subject, self._entry = subject, entry
@@ -142,9 +140,8 @@ class _Trial:
         self.saved = call.Checkpoint(subject, entry.memory.device)
 
     def _evidence(
-        self, value: Any, outs: Sequence[Tensor], has: Sequence[bool],
-        grads: Grads,
-    ) -> _Evidence:  # fmt: skip
+        self, value: Any, outs: Sequence[Tensor], has: Sequence[bool], grads: Grads
+    ) -> _Evidence:
         state = self._subject.evidence().items()
         evidence = _Evidence(
             value, [out.detach().clone() for out in outs], list(has),
@@ -155,7 +152,7 @@ class _Trial:
         return evidence
 
     def eager(self, mode: Functions | None = None) -> _Evidence:
-        """Make the call as the user does; without a mode, it is timed."""
+        """Make the call eagerly; time it if there is no mode."""
         entry, arguments, now = self._entry, self._arguments, self._entry.memory.now
         tensors = [t.detach().requires_grad_() if t.requires_grad and entry.modes.grad else t
                    for t in arguments.tensors]  # fmt: skip
@@ -221,7 +218,7 @@ class _Trial:
                 raise Uncapturable(f"{what}: {name}{wrong}")
 
     def run(self, recorder: type[Captured] | None) -> None:
-        """Compare eager calls, padded ones and the recording; a recorder makes it first."""
+        """Compare eager calls, padded calls and the recording, which a recorder makes first."""
         entry, layout = self._entry, self._entry.layout
         entry.load(self._arguments, self._sizes)
         expected = self.eager()
@@ -277,7 +274,7 @@ def examine(
         Uncapturable: if they differ, or with another reason why the call stays eager.
     """
     trial = _Trial(subject, entry, arguments, sizes)
-    # A graph that is not padded is the graph of every replay: its long rows are worth measuring.
+    # An unpadded graph is the graph of every replay, so measuring its rows pays.
     stays = expect_to_stay() if recorder is not None and not entry.layout.bucket else nullcontext()
     try:
         with holding() as lent, stays:
@@ -295,7 +292,7 @@ def examine(
 
 
 def _first_cause(error: BaseException) -> str:
-    """Return the first error, in a line: ending a failed capture raises another one."""
+    """Return the first error in a line: the end of a failed capture raises another error."""
     while error.__context__ is not None and not isinstance(error, Uncapturable):
         error = error.__context__
     if isinstance(error, Uncapturable):

@@ -1,12 +1,12 @@
-"""The hooks that give layers and functions of PyG the halos of their operands.
+"""The hooks that pass the halos of operands to layers and functions of PyG.
 
 A call with edges of this rank becomes a bipartite one: every operand that the message reads at the
-source becomes a pair, its rows with halo and its own rows. The rest of the call is local, in the
-kernels of ``patch()`` as well as in PyG's code. The collectives come first, so that all ranks take
+source becomes a pair, the rows with halo and the rows of this rank. The call itself is local, with
+the kernels of ``patch()`` or with PyG's code. The collectives come first, so that all ranks take
 part in them.
 
-``gcn_norm`` and ``get_laplacian`` read the degrees of both ends of an edge. PyG's code runs, and
-the degrees of halo nodes come from the ranks that own them.
+``gcn_norm`` and ``get_laplacian`` read the degrees of both ends of an edge. PyG's code runs with
+the degrees of halo nodes from the ranks that own them.
 """
 
 import inspect
@@ -30,13 +30,13 @@ from pyg_accel.runtime.cache import Snapshot
 
 __all__ = ["HOOKS", "names_read"]
 
-# Arguments of a message that name nodes: their values differ between ranks.
+# Arguments of a message that contain node ids, which differ between ranks.
 _UNKNOWN = frozenset({"edge_index", "edge_index_j", "size_j"})
 _FORMULAS = frozenset({"gcn_norm", "get_laplacian"})
 
 
 def names_read(module: MessagePassing, function: str) -> tuple[frozenset[str], frozenset[str]]:
-    """Return the arguments that a call reads at the source of an edge, and all that it reads.
+    """Return the arguments that a call reads at the source of an edge, and all its arguments.
 
     Args:
         module: the layer.
@@ -51,14 +51,14 @@ def names_read(module: MessagePassing, function: str) -> tuple[frozenset[str], f
 def call(
     original: Callable[..., Any], self: MessagePassing, edge_index: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Stand in for ``propagate`` and ``edge_updater``."""
+    """Replace ``propagate`` and ``edge_updater``."""
     halo = halo_of(edge_index)
     if args and halo is not None:
         bound = inspect.signature(original).bind(self, edge_index, *args, **kwargs)
         args, kwargs = (), dict(list(bound.arguments.items())[2:])
     if not RUNNING.exchanged:
         if halo is not None:
-            perform(halo_of, edge_index, borrows=True)  # so that a recording reads the halo
+            perform(halo_of, edge_index, borrows=True)  # makes the halo an input of a recording
             kwargs = _with_halos(self, original.__name__, halo, kwargs)
         elif RUNNING.wire is not None:
             refuse(type(self).__name__, edge_index)
@@ -68,7 +68,7 @@ def call(
 def _with_halos(
     self: MessagePassing, function: str, halo: Halo, kwargs: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return the arguments of a call with halos where the message reads the source of an edge."""
+    """Return the arguments of a call, with halos for operands that are read at the source."""
     dim = self.node_dim
     at_source, all_names = names_read(self, function)
     pairs: dict[str, list[Any]] = {}
@@ -90,7 +90,7 @@ def _with_halos(
 
 
 def _rows_first(tensor: Tensor, dim: int, *, back: bool = False) -> Tensor:
-    """Move the nodes of a tensor from a dimension to the first, or back."""
+    """Move the node dimension of a tensor to the front, or back."""
     dim = dim % tensor.dim() if tensor.dim() > 1 else 0
     if dim == 0:
         return tensor
@@ -99,10 +99,10 @@ def _rows_first(tensor: Tensor, dim: int, *, back: bool = False) -> Tensor:
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def layer(self: MessagePassing, *args: Any, **kwargs: Any) -> Any:
-    """Stand in for ``_call_impl``, which runs the forward of a layer and its hooks.
+    """Replace ``_call_impl``, which runs the forward of a layer and its hooks.
 
-    Edges that the layer derives from others get their halo. There is no check whether the graph is
-    large enough to accelerate: all ranks have to take part in collectives.
+    Edges that the layer derives from others get their halo. The size of the graph is not checked:
+    all ranks have to take part in collectives.
     """
     if RUNNING.wire is None:
         return layers.layer(self, *args, **kwargs)
@@ -115,7 +115,7 @@ def layer(self: MessagePassing, *args: Any, **kwargs: Any) -> Any:
 
 
 def derive(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Stand in for a function that derives an edge_index from another."""
+    """Replace a function that derives an edge_index from another."""
     halo = halo_of(args[0]) if args else None
     formula = function.__name__ in _FORMULAS
     if halo is None:
@@ -136,9 +136,9 @@ def _derived(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def _formula(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Return the result of one of :data:`_FORMULAS`, cached for tensors of ``distribute()``.
+    """Return the result of a function in :data:`_FORMULAS`, cached for tensors of ``distribute()``.
 
-    For other tensors it is not: ranks may differ in what they have cached.
+    Results for other tensors are not cached: the caches of the ranks may differ.
     """
     halo = halo_of(args[0])
     assert halo is not None
@@ -152,7 +152,7 @@ def _formula(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     owners, key = (*tensors, halo), (function.__name__, others, modes)
     entry = find(owners, key, lasting=True)
     if entry is None or not entry[1].fits(entry[0]):
-        # Without the edges if they are the argument: an entry must not refer to its own key.
+        # An entry must not refer to its key, which may be the edges.
         new = tuple(t for t in _computed(halo, function, arguments) if t is not tensors[0])
         entry = new, Snapshot(new)
         keep(owners, key, entry, lasting=True)
@@ -176,7 +176,7 @@ def _computed(halo: Halo, function: Callable[..., Any], arguments: dict[str, Any
 def rgcn(
     original: Callable[..., Any], self: RGCNConv, x: Any, edge_index: Any, edge_type: Any = None
 ) -> Any:
-    """Stand in for ``RGCNConv.forward``: one exchange for all relations."""
+    """Replace ``RGCNConv.forward``: one exchange for all relations."""
     halo = halo_of(edge_index)
     if halo is None or type(x) is not Tensor or not x.is_floating_point():
         return relations.forward(original, self, x, edge_index, edge_type)
@@ -186,7 +186,7 @@ def rgcn(
 
 
 def by_relation(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
-    """Stand in for ``HeteroConv.forward``: each relation has its own halo."""
+    """Replace ``HeteroConv.forward``: each relation has a separate halo."""
     if RUNNING.wire is not None:
         return original(self, *args, **kwargs)
     return hetero.forward(original, self, *args, **kwargs)

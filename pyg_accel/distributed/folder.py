@@ -1,4 +1,4 @@
-"""A graph in a folder, of which every rank reads its part.
+"""A graph in a folder, from which every rank reads its part.
 
 The folder has ``meta.json`` and numpy arrays, which are read as memory maps; pickle is not used.
 Nodes are in the order of the partition and edges are sorted by target, so the part of a rank is a
@@ -33,7 +33,7 @@ __all__ = ["Stored", "holds_ids", "load", "save"]
 FORMAT, VERSION = "pyg_accel graph", 3
 _META = "meta.json"
 _ORDER, _ROWPTR, _COL = "order", "rowptr", "col"
-_NAME = re.compile(r"[\w-]{1,80}", re.ASCII)  # names of arrays that can be names of files
+_NAME = re.compile(r"[\w-]{1,80}", re.ASCII)  # names of arrays that are valid names of files
 _FILE = re.compile(r"(arrays-\w+/)?[^/]+[.]npy", re.ASCII)
 
 
@@ -44,21 +44,20 @@ def save(
     partition: str | Tensor = "community",
     overwrite: bool = False,
 ) -> None:
-    """Write a graph to a folder that :func:`distribute` takes in place of the data.
+    """Write a graph to a folder that :func:`distribute` accepts as data.
 
-    One process calls it. The folder appears when it is complete; after an error there is none, or
-    the graph from before.
+    One process calls it. The folder appears when it is complete; an error leaves no folder, or the
+    previous graph.
 
     Args:
         data: with a plain edge_index, or one per edge type.
         folder: the folder to create.
-        partition: an order that :func:`pyg_accel.reorder` knows, ``"given"``, or an order [N] of
-            the nodes, numbered type by type where there are several types.
-        overwrite: replace the graph in a folder that :func:`save` created before. Other files in
-            it stay.
+        partition: an order of :func:`pyg_accel.reorder`, ``"given"``, or an order [N] of the
+            nodes, numbered type by type if there are several types.
+        overwrite: replace the graph in a folder that :func:`save` created. Other files in it stay.
 
     Raises:
-        FolderError: if the folder exists already, or holds something else.
+        FolderError: if the folder exists already, or has other contents.
         NotDistributable: for data that cannot be cut or stored.
     """
     reasons = data_reasons(data)
@@ -71,8 +70,8 @@ def save(
         raise NotDistributable("; ".join(reasons))
     folder = Path(folder)
     old = _files_to_replace(folder, overwrite) if os.path.lexists(folder) else None
-    # Arrays of a graph that replaces another lie in a folder of their own inside of its folder. The
-    # new meta.json names them, and takes the place of the old one in one step.
+    # The arrays of a graph that replaces another lie in a new folder inside of the old one. Moving
+    # the new meta.json, which names them, replaces the graph in one step.
     mark = f"arrays-{secrets.token_hex(4)}"
     beside = folder.with_name(f".{folder.name}.{mark}") if old is None else folder / mark
     beside.mkdir(parents=True)
@@ -105,7 +104,7 @@ def _files_to_replace(folder: Path, overwrite: bool) -> list[Path]:
 
 
 def _meta_of(folder: Path) -> dict[str, Any]:
-    """Return what ``meta.json`` holds, of any version."""
+    """Return the content of ``meta.json``, of any version."""
     path = folder / _META
     if not path.is_file():
         raise FolderError(f"{folder} is no stored graph: it has no {_META}")
@@ -119,7 +118,7 @@ def _meta_of(folder: Path) -> dict[str, Any]:
 
 
 def _write(data: Data | HeteroData, folder: Path, prefix: str, method: str | Tensor) -> None:
-    """Write arrays and meta.json to a folder whose path from that of the graph is ``prefix``."""
+    """Write arrays and meta.json; ``prefix`` is the path of the folder relative to the graph."""
     edges, sizes = parts.joined(data)
     size = sum(sizes.values())
     order = parts.partition(edges, size, 1, method).order.cpu()
@@ -177,13 +176,13 @@ def _write_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
 
 
 def _digest(meta: Mapping[str, Any]) -> str:
-    """Return the checksum of meta.json, which is its last entry."""
+    """Return the checksum of meta.json without its last entry, the checksum."""
     content = {key: value for key, value in meta.items() if key != "sha256"}
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
 def _stored_as(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of an array in its file: numpy lacks bfloat16, float8 and others."""
+    """Return the dtype of an array in a file: numpy lacks bfloat16, float8 and others."""
     try:
         torch.empty(0, dtype=dtype).numpy()
     except TypeError:
@@ -219,7 +218,7 @@ def _places(data: Data | HeteroData) -> dict[str, tuple[Any, dict[str, Any]]]:
 
 
 def holds_ids(name: str) -> bool:
-    """Return whether an attribute has ids, whose number may be that of nodes by chance."""
+    """Return whether an attribute has ids: its length may equal the number of nodes by chance."""
     return "index" in name
 
 
@@ -232,7 +231,7 @@ class Stored:
 
     Args:
         folder: the folder.
-        verify: the numbers of the arrays whose checksum is compared, for which they are read.
+        verify: the numbers of the arrays to read and compare with their checksums.
 
     Raises:
         FolderError: for any other folder.
@@ -274,7 +273,7 @@ class Stored:
             raise FolderError(f"{self.folder} is damaged: its arrays do not fit one another")
 
     def _empty(self) -> Data | HeteroData:
-        """Return a data set of these types, without attributes."""
+        """Return a data set with the node and edge types, without attributes."""
         data = Data() if ONE in self.nodes else HeteroData()
         for key, size in self.nodes.items():
             store_of(data, key).num_nodes = size
@@ -306,12 +305,9 @@ class Stored:
             raise FolderError(f"{path} is no array of numpy: {error}") from error
 
     def array(self, name: str) -> Tensor:
-        """Return an array as a tensor on the file; only what is read of it is loaded.
-
-        It has a dtype of numpy: see :func:`_stored_as`.
-        """
+        """Return an array as a memory-mapped tensor with its dtype in the file."""
         array = self._map(name)
-        if not array.size:  # has no memory to map
+        if not array.size:  # no memory to map
             return torch.empty(array.shape, dtype=getattr(torch, str(array.dtype)))
         return torch.from_numpy(array)
 
@@ -344,8 +340,8 @@ class Stored:
         Args:
             types: the partition of each node type.
             rank: the rank.
-            whole: returns by name whether an attribute of nodes is read for all of them, in the
-                order of the data that was saved.
+            whole: returns by name whether to read an attribute of nodes for all nodes, in the
+                order of the saved data.
 
         Returns:
             The attributes; and by edge type the sources, as positions in the order of their type,

@@ -1,4 +1,4 @@
-"""The exchange of halos: rows that the edges of this rank read and other ranks own."""
+"""The exchange of halos: rows of other ranks that the edges of this rank read."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -40,26 +40,21 @@ class Halo:
 
     @property
     def rows(self) -> int:
-        """Number of source nodes: own ones and halo."""
+        """Number of source nodes, with halo."""
         return self.own + sum(self.receive)
 
 
 @torch.inference_mode(False)  # a halo may be used in training later
 def make_halo(
-    wire: Wire,
-    sources: Tensor,
-    cuts: Tensor,
-    targets: int,
-    narrow: bool = False,
+    wire: Wire, sources: Tensor, cuts: Tensor, targets: int, narrow: bool = False,
     kind: str = "halo",
-) -> tuple[Halo, Tensor]:
-    """Agree with the other ranks on which rows to send; every rank must call it.
+) -> tuple[Halo, Tensor]:  # fmt: skip
+    """Agree with the other ranks on the rows to send; every rank must call it.
 
     Args:
         wire: the process group.
-        sources: [E], the source of each edge of this rank, as its position in the order of all
-            nodes.
-        cuts: [P + 1], the first position of each rank in that order.
+        sources: [E], the source of each edge of this rank, as a position in the order of all nodes.
+        cuts: [P + 1], the first position of each rank in this order.
         targets: number of target nodes of this rank.
         narrow: see :class:`Halo`.
         kind: see :class:`Halo`.
@@ -77,13 +72,13 @@ def make_halo(
 
 @torch.inference_mode(False)
 def reverse(halo: Halo, edges: Tensor) -> tuple[Halo, Tensor]:
-    """Reverse the edges of all ranks; each goes to the rank that owns its new target.
+    """Reverse the edges of all ranks; each moves to the rank that owns its new target.
 
     Every rank must call it.
 
     Args:
-        halo: of the edges of this rank.
-        edges: [2, E].
+        halo: the halo of the edges.
+        edges: [2, E], the edges of this rank.
 
     Returns:
         The halo of the reversed edges of this rank, and these edges.
@@ -117,7 +112,7 @@ def _shuffled(wire: Wire, rows: Tensor, owners: Tensor) -> tuple[Tensor, list[in
 
 
 def exchange(halo: Halo, own: Tensor) -> Tensor:
-    """Append the rows of halo nodes to those of own nodes; differentiable any number of times.
+    """Append the rows of halo nodes to the rows of own nodes; differentiable any number of times.
 
     Every rank must call it, with tensors of the same width, dtype and ``requires_grad``.
 
@@ -132,7 +127,7 @@ def exchange(halo: Halo, own: Tensor) -> Tensor:
 
 
 def collect(halo: Halo, whole: Tensor) -> Tensor:
-    """Add the rows of halo nodes to those of the ranks that own them: the adjoint of the exchange.
+    """Add the rows of halo nodes to the rows of their owners: the adjoint of the exchange.
 
     Args:
         halo: the halo.

@@ -17,8 +17,8 @@ T = TypeVar("T", Tensor, float)
 def mean(loss: Tensor) -> Tensor:
     """Return the mean of a loss over the rows of all ranks.
 
-    The value is the same on every rank. Its gradient is the mean over ranks of the gradients here,
-    which a distributed model (and DDP) computes.
+    The value is the same on every rank. A distributed model (or DDP) averages the gradients of the
+    ranks to the gradient of this mean.
 
     Args:
         loss: one number per row of this rank (``reduction="none"``); a rank may have no rows.
@@ -44,22 +44,21 @@ def total(value: T) -> T:
 def report(model: Distributed, file: TextIO | None = None) -> dict[str, Traffic]:
     """Print the traffic of this rank since the model was distributed, and return it.
 
-    Times include waiting for other ranks. On a GPU they are those of the stream.
+    Times include waiting for other ranks. On a GPU they are times of the stream.
 
     Args:
         model: from :func:`distribute`.
-        file: where to print; by default standard output.
+        file: where to print; standard output by default.
 
     Returns:
         The traffic by kind of collective: ``halo``, ``sums`` of norms and pools, ``outputs``,
         ``gradients``, ``set-up``.
     """
-    out = sys.stdout if file is None else file
-    wire = model.wire
+    out, wire = file or sys.stdout, model.wire
     print(f"pyg_accel.distributed: rank {wire.rank} of {wire.size}", file=out)
     print(f"{'kind':10} {'calls':>7} {'sent MB':>10} {'received MB':>12} {'seconds':>9}", file=out)
     for kind, traffic in wire.traffic.items():
-        traffic.settle()
+        traffic.synchronize()
         sent, received = traffic.sent / 1e6, traffic.received / 1e6
         print(f"{kind:10} {traffic.calls:7} {sent:10.2f} {received:12.2f} {traffic.seconds:9.3f}",
               file=out)  # fmt: skip

@@ -52,9 +52,9 @@ class Distributed(torch.nn.Module):
 
         Returns:
             The result of the model. With ``rows="all"``, tensors with a row for each node of this
-            rank get one for each node of the graph, in the order of the user's data.
+            rank get a row for each node of the graph, in the order of the user's data.
         """
-        self._backward.clear()  # after an error, the last backward pass has not done so
+        self._backward.clear()  # an error may have interrupted the last backward pass
         fresh = running(forward=self.wire, layer=None, exchanged=False, scatter=None)
         with fresh, torch.random.fork_rng(self._devices, enabled=self.training):
             if self.training:
@@ -64,10 +64,7 @@ class Distributed(torch.nn.Module):
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _seed_generators(self) -> None:
-        """Seed the generators differently for each rank and call, from the seed of the first rank.
-
-        Outside of the model, ranks that were seeded equally draw equal numbers.
-        """
+        """Seed the generators for this rank and call, from the seed of the first rank."""
         torch.default_generator.manual_seed(self._seed)
         for device in self._devices:
             torch.cuda.default_generators[device.index].manual_seed(self._seed)
@@ -84,7 +81,7 @@ class Distributed(torch.nn.Module):
         return tree_unflatten(leaves, spec)
 
     def _all_rows(self, leaves: list[Any]) -> list[Any]:
-        """Gather the tensors that have, on every rank, a row per node of one type."""
+        """Gather tensors that have a row per node of one type on every rank."""
         own = {key: len(part.of(self.wire.rank)) for key, part in self.types.items()}
         shapes = [t.shape if isinstance(t, Tensor) and t.dim() else None for t in leaves]
         fits = [[k for k, n in own.items() if shape and shape[0] == n] for shape in shapes]
@@ -114,7 +111,7 @@ class Distributed(torch.nn.Module):
     def average_gradients(self) -> None:
         """Replace the gradient of every parameter by its mean over ranks, as DDP does.
 
-        A parameter that has a gradient on no rank gets none.
+        A parameter without a gradient on any rank stays without.
         """
         learned = [p for p in self.module.parameters() if p.requires_grad]
         with torch.no_grad():
@@ -134,7 +131,7 @@ class Distributed(torch.nn.Module):
                         if on_some_rank:
                             p.grad = grad
 
-    def _backward_ends(self) -> None:
+    def _end_backward(self) -> None:
         self._backward.clear()
         if self._averages:
             self.average_gradients()
@@ -158,5 +155,5 @@ class _Anchor(torch.autograd.Function):
         if not model._backward:
             model._backward.append(model.wire)
             RUNNING.backward = model._backward
-            Variable._execution_engine.queue_callback(model._backward_ends)
+            Variable._execution_engine.queue_callback(model._end_backward)
         return None, grad

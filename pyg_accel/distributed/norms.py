@@ -1,8 +1,8 @@
-"""Norms and readouts over the nodes of all ranks.
+"""Norms, readouts and reversed edges over the nodes of all ranks.
 
-The code of PyG runs with ``scatter`` and ``degree`` that reduce over all ranks. On a GPU, batch
-norms are torch's ``SyncBatchNorm``, which takes no CPU tensors. The ``__class__`` of a norm in the
-model is set to a subclass below, so it keeps its parameters, buffers and options.
+PyG's code runs with ``scatter`` and ``degree`` that reduce over all ranks. On a GPU, batch norms
+are torch's ``SyncBatchNorm``, which takes no CPU tensors. The ``__class__`` of such a module in the
+model is set to a subclass below, so its parameters, buffers and options stay.
 """
 
 import inspect
@@ -15,19 +15,14 @@ from torch import Tensor
 from torch_geometric import nn
 from torch_geometric.nn import aggr
 
-from pyg_accel.distributed.tracking import RUNNING, running
+from pyg_accel.distributed.tracking import RUNNING, Following, running
 from pyg_accel.distributed.wire import Wire, total
 from pyg_accel.errors import NotDistributable
 from pyg_accel.patching import reductions
 
-__all__ = ["HOOKS", "NORMS"]
+__all__ = ["ALL_NODES", "HOOKS"]
 
 _REDUCED = (aggr.SumAggregation, aggr.MeanAggregation, aggr.MaxAggregation, aggr.MinAggregation)
-
-
-def _num_graphs(wire: Wire, batch: Tensor) -> int:
-    """The number of graphs on all ranks, for a batch vector [own] of this rank."""
-    return int(wire.largest(batch.max() + 1 if batch.numel() else batch.new_zeros(())))
 
 
 def _reduced(wire: Wire, reduce: str, rows: Tensor, batch: Tensor, size: int) -> Tensor:
@@ -76,7 +71,7 @@ def _over_all_ranks(
     if batch is None:
         batch, size = rows.new_zeros(rows.size(0), dtype=torch.int64), 1
     elif size is None:
-        size = _num_graphs(wire, batch)
+        size = int(wire.largest(batch.max() + 1 if batch.numel() else batch.new_zeros(())))
     with running(scatter=partial(_reduced, wire)):
         return function(rows, batch, size)
 
@@ -130,7 +125,7 @@ def _aggregate(
 
 
 def _group(original: Callable[..., Any], xs: list[Tensor], q: Tensor, k_lin: Any) -> Any:
-    """Stand in for the ``group`` of HANConv, which takes a mean over all nodes per edge type."""
+    """Replace ``group`` of HANConv, which takes a mean over all nodes per edge type."""
     wire = RUNNING.wire
     if wire is None or not xs:
         return original(xs, q, k_lin)
@@ -162,22 +157,20 @@ class AllNodesBatchNorm1d(torch.nn.SyncBatchNorm, torch.nn.BatchNorm1d):
         self._check_input_dim(x)
         if self.training and self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
-        rest = [d for d in range(x.dim()) if d != 1]
+        dims = [d for d in range(x.dim()) if d != 1]
         shape = [1, -1, *[1] * (x.dim() - 2)]
         number = total(wire, x.new_full((), x.numel() // max(x.size(1), 1)))
-        mean = total(wire, x.sum(rest)) / number
+        mean = total(wire, x.sum(dims)) / number
         centred = x - mean.view(shape)
-        squares = total(wire, centred.square().sum(rest))
+        squares = total(wire, centred.square().sum(dims))
         if self.training and self.running_mean is not None and self.running_var is not None:
+            momentum = self.momentum
+            if momentum is None:
+                momentum = 1 / int(self.num_batches_tracked or 1)
             with torch.no_grad():
-                share = (
-                    1 / int(self.num_batches_tracked or 1)
-                    if self.momentum is None
-                    else self.momentum
-                )
-                self.running_mean.lerp_(mean.to(self.running_mean.dtype), share)
+                self.running_mean.lerp_(mean.to(self.running_mean.dtype), momentum)
                 unbiased = (squares / (number - 1).clamp(min=1)).to(self.running_var.dtype)
-                self.running_var.lerp_(unbiased, share)
+                self.running_var.lerp_(unbiased, momentum)
         out = centred / (squares / number + self.eps).sqrt().view(shape)
         if self.weight is not None:
             out = out * self.weight.view(shape)
@@ -185,7 +178,7 @@ class AllNodesBatchNorm1d(torch.nn.SyncBatchNorm, torch.nn.BatchNorm1d):
 
 
 class AllNodesBatchNorm(nn.BatchNorm):
-    """PyG's ``BatchNorm``, which compares the number of rows with 1."""
+    """``BatchNorm`` of PyG, which treats a single row separately."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise [N, C]."""
@@ -200,7 +193,7 @@ class AllNodesBatchNorm(nn.BatchNorm):
 class _NormOfGraphs(torch.nn.Module):
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, x: Tensor, batch: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
-        """Normalise [N, C]; in all these norms, the number of graphs follows the batch vector."""
+        """Normalise [N, C]; the argument after the batch vector is the number of graphs."""
         if RUNNING.wire is None:
             return super().forward(x, batch, *args, **kwargs)
         size = next(iter([*args, *kwargs.values()]), None)
@@ -252,10 +245,23 @@ class AllNodesInstanceNorm(_NormOfGraphs, nn.InstanceNorm):
         return out
 
 
-NORMS: dict[type[torch.nn.Module], type[torch.nn.Module]] = {
+class AllNodesDirGNNConv(nn.DirGNNConv):
+    """``DirGNNConv`` that reverses the edges of all ranks."""
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        """Run the layer."""
+        if RUNNING.wire is None:
+            return super().forward(x, edge_index)
+        with Following():
+            return super().forward(x, edge_index)
+
+
+ALL_NODES: dict[type[torch.nn.Module], type[torch.nn.Module]] = {
     cls.__bases__[-1]: cls
     for cls in (
         AllNodesBatchNorm1d, AllNodesBatchNorm, AllNodesGraphNorm, AllNodesPairNorm,
         AllNodesMeanSubtractionNorm, AllNodesGraphSizeNorm, AllNodesLayerNorm, AllNodesInstanceNorm,
+        AllNodesDirGNNConv,
     )
 }  # fmt: skip

@@ -54,8 +54,8 @@ def partition(edges: Tensor, num_nodes: int, ranks: int, method: str | Tensor) -
         edges: [2, E]; the rank that owns the target of an edge owns the edge.
         num_nodes: N.
         ranks: number of parts.
-        method: an order of :func:`pyg_accel.reorder`, ``"given"`` for that of the node ids, or
-            ``"metis"``, inside whose parts nodes are ordered by communities.
+        method: an order of :func:`pyg_accel.reorder`, ``"given"`` for the order of the node ids, or
+            ``"metis"``, with nodes ordered by communities inside of each part.
     """
     degree = torch.bincount(edges[1], minlength=num_nodes)
     name = method if isinstance(method, str) else ""
@@ -89,7 +89,7 @@ def from_parts(parts: Tensor, num_nodes: int, ranks: int) -> Partition:
     """Return the partition of a vector with the rank of every node, [N].
 
     Raises:
-        NotDistributable: if it is not such a vector.
+        NotDistributable: for another shape, dtype or number of ranks.
     """
     fits = parts.dtype in (torch.int32, torch.int64) and parts.shape == (num_nodes,)
     if not fits or (num_nodes and not (int(parts.min()) >= 0 and int(parts.max()) < ranks)):
@@ -115,7 +115,7 @@ def edge_stores(data: Data | HeteroData) -> dict[tuple[Any, Any, Any], Any]:
 
 
 def store_of(data: Data | HeteroData, key: Any) -> Any:
-    """Return the store of a node or edge type; a HeteroData gets it if it has none."""
+    """Return the store of a node or edge type; a HeteroData creates a missing one."""
     return data[key] if isinstance(data, HeteroData) else data.stores[0]
 
 
@@ -123,16 +123,15 @@ def joined(data: Data | HeteroData) -> tuple[Tensor, dict[Any, int]]:
     """Return the edges of all types, nodes numbered type by type, and the size of each type."""
     sizes = {key: int(store.num_nodes or 0) for key, store in node_stores(data).items()}
     first = begins(sizes)
-    parts = [
-        store.edge_index.long()
-        + torch.tensor([[first[a]], [first[b]]], device=store.edge_index.device)
-        for (a, _, b), store in edge_stores(data).items()
-    ]
+    parts = []
+    for (a, _, b), store in edge_stores(data).items():
+        offsets = torch.tensor([[first[a]], [first[b]]], device=store.edge_index.device)
+        parts.append(store.edge_index.long() + offsets)
     return torch.cat(parts, dim=1) if parts else torch.empty(2, 0, dtype=torch.int64), sizes
 
 
 def by_type(whole: Partition, sizes: Mapping[Any, int]) -> Types:
-    """Return the partition of each type, from one of nodes that are numbered type by type."""
+    """Split the partition of nodes that are numbered type by type into one per type."""
     ranks = torch.repeat_interleave(torch.arange(len(whole.cuts) - 1), whole.cuts.diff())
     result = {}
     for key, low in begins(sizes).items():
@@ -144,5 +143,5 @@ def by_type(whole: Partition, sizes: Mapping[Any, int]) -> Types:
 
 
 def begins(sizes: Mapping[Any, int]) -> dict[Any, int]:
-    """Return the number of the first node of each type, of nodes numbered type by type."""
+    """Return the first node of each type, for nodes that are numbered type by type."""
     return dict(zip(sizes, accumulate(sizes.values(), initial=0), strict=False))

@@ -10,20 +10,18 @@ from pyg_accel.reordering import METHODS
 
 __all__ = ["method_reasons", "metis_parts"]
 
-_NEEDS = {"metis": "pymetis", "rcm": "scipy"}
-_EXTRAS = {"metis": "partition", "rcm": "reorder"}
+_NEEDS = {"metis": ("pymetis", "partition"), "rcm": ("scipy", "reorder")}  # packages and extras
 
 
 def method_reasons(method: str) -> list[str]:
-    """Return the reasons why a graph cannot be cut by a method of that name."""
+    """Return the reasons why a graph cannot be cut by a method."""
     names = ("given", *METHODS, "metis")
     if method not in names:
         return [f"no partition '{method}'; there are {', '.join(names)}, or pass the rank of every "
                 "node"]  # fmt: skip
-    package = _NEEDS.get(method)
-    if package is None or find_spec(package) is not None:
+    package, extra = _NEEDS.get(method, ("", ""))
+    if not package or find_spec(package) is not None:
         return []
-    extra = _EXTRAS[method]
     return [f"partition='{method}' needs {package}: pip install 'pyg-accel[{extra}]'"]
 
 

@@ -1,7 +1,7 @@
 """Halos for layers that multiply features with edges themselves: MaxK and rewritten layers.
 
 A product with a matrix of edges reads rows of other ranks, which are exchanged right before it. In
-rewritten layers the tree decides whether X or X W is sent, so all ranks have to run the same tree.
+rewritten layers the tree decides whether X or X W is sent, so all ranks must run the same tree.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,10 +22,10 @@ __all__ = ["call", "halo_of_product"]
 
 
 def halo_of_product(edge_index: Any) -> Halo | None:
-    """Return the halo of edges that a MaxK layer multiplies; None outside of distributed models.
+    """Return the halo of the edges of a MaxK layer; None outside of distributed models.
 
     Raises:
-        NotDistributable: for edges without one in a distributed model.
+        NotDistributable: for edges without a halo in a distributed model.
     """
     halo = halo_of(edge_index)
     if halo is None and RUNNING.wire is not None:
@@ -35,18 +35,18 @@ def halo_of_product(edge_index: Any) -> Halo | None:
 
 @dataclass(frozen=True)
 class Exchange:
-    """What the programs of a rewritten layer need to know of the other ranks."""
+    """Lets the programs of a rewritten layer agree with other ranks."""
 
     halo: Halo
     stays = staticmethod(stays)
 
     def following(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call a function with propagate exchanging its operands, and copies of edges known."""
+        """Call a function with halos for operands of ``propagate`` and for derived edges."""
         with running(layer={}), Following():
             return function(*args, **kwargs)
 
     def agree(self, reason: str, text: str) -> str:
-        """Return the first reason of any rank, or one if ranks pass different texts."""
+        """Return the first reason of any rank, or a reason if ranks pass different texts."""
         every = self.halo.wire.values((reason, text))
         different = len({text for _, text in every}) > 1
         last = "ranks read different products in it" if different else ""
@@ -63,13 +63,13 @@ class Exchange:
 def call(
     layer: MessagePassing, transformed: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Make a call of a rewritten layer, which exchanges rows in front of its products.
+    """Call a rewritten layer, which exchanges rows before its products.
 
-    Only on edges that distribute() returned: their halo identifies a call on all ranks, while its
-    sizes differ.
+    Only edges that distribute() returned are accepted: their halo identifies a call on all ranks,
+    while sizes differ between ranks.
     """
-    given = (*args, *kwargs.values())
-    stored = [value for value in given if type(value) is Tensor and stays(value)]
+    arguments = (*args, *kwargs.values())
+    stored = [value for value in arguments if type(value) is Tensor and stays(value)]
     halos = [halo for halo in map(halo_of, stored) if halo is not None]
     if len(halos) != 1:
         reason = "on several ranks a rewritten layer takes the edges that distribute() returned"

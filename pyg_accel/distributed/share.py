@@ -23,7 +23,7 @@ Halos = dict[tuple[Any, str], tuple[Tensor, Halo]]  # by edge type and attribute
 
 
 def partitions(wire: Wire, data: Data | HeteroData, method: Any) -> Types:
-    """Return the partition of every node type, which the first rank computes.
+    """Return the partition of every node type; the first rank computes it.
 
     Args:
         wire: the process group.
@@ -117,7 +117,7 @@ def _with_edges(data: Any, halos: Halos) -> Any:
 
 
 def _stays_whole(key: str) -> bool:
-    """Return whether an attribute belongs to outputs by its name: labels and masks."""
+    """Return whether the name of an attribute is the name of labels or masks."""
     return key == "y" or key.startswith("y_") or key.endswith("mask")
 
 

@@ -12,11 +12,10 @@ from torch import Tensor
 
 import pyg_accel
 from pyg_accel.distributed import suitability
-from pyg_accel.distributed.convs import CONVS
 from pyg_accel.distributed.entry import HOOKS
 from pyg_accel.distributed.folder import Stored
 from pyg_accel.distributed.model import Distributed
-from pyg_accel.distributed.norms import NORMS
+from pyg_accel.distributed.norms import ALL_NODES
 from pyg_accel.distributed.partitioners import method_reasons
 from pyg_accel.distributed.products import halo_of_product
 from pyg_accel.distributed.share import cut_data, partitions, read_data
@@ -42,28 +41,27 @@ def distribute(
 ) -> tuple[Distributed, Any]:
     """Spread full-graph training over the ranks of a process group; every rank has to call it.
 
-    Each rank owns some nodes and the edges that lead to them. Layers run on these, and get the rows
-    that their edges read from other ranks. Outputs and gradients are those of one process.
+    Each rank owns some nodes and the edges that lead to them. Layers run on these edges, and
+    receive the rows that they read from other ranks. Outputs and gradients equal the results of a
+    single process.
 
     Args:
-        model: a model of PyG layers. It moves to the device of the mesh, and the statistics of its
-            norms are those of the nodes of all ranks. Parameters and buffers become those of the
-            first rank.
+        model: a model of PyG layers. It moves to the device of the mesh, its norms take statistics
+            over the nodes of all ranks, and parameters and buffers are copied from the first rank.
         data: the whole data set, the same on every rank; or the folder of a stored graph
-            (:func:`pyg_accel.distributed.save`), of which each rank reads its part.
+            (:func:`pyg_accel.distributed.save`), from which each rank reads its part.
         mesh: a ``DeviceMesh`` of one dimension or a process group; by default all processes.
         rows: ``"all"`` returns outputs for all nodes in the order of ``data``, and leaves ``y``
-            and masks whole. ``"own"`` returns those of this rank, and cuts ``y`` and masks too.
-        wrap: True averages gradients over ranks after each backward pass; False leaves that to
+            and masks whole. ``"own"`` returns the outputs of this rank, and cuts ``y`` and masks.
+        wrap: True averages gradients over ranks after each backward pass; False leaves this to
             the caller (FSDP2, DDP, accelerate); a function wraps the model and averages them.
-        partition: an order that :func:`pyg_accel.reorder` knows, cut so that work is balanced;
+        partition: an order of :func:`pyg_accel.reorder`, cut into parts of equal work;
             ``"given"``, the order of the node ids; ``"metis"``, if the extra ``partition`` is
-            installed; or the rank of every node (a dictionary of them by node type for a
-            HeteroData).
+            installed; or the rank of every node (a dictionary by node type for a HeteroData).
         wire_dtype: ``torch.bfloat16`` halves the bytes of float32 features that are sent.
 
     Returns:
-        The model, and the data of this rank to call it with; ``data.n_id`` has its nodes.
+        The model, and the data of this rank; ``data.n_id`` has its nodes.
 
     Raises:
         PartitionMismatch: on every rank, if models, data, options or versions differ between them.
@@ -95,10 +93,10 @@ def distribute(
 
 
 def _prepare(model: torch.nn.Module) -> None:
-    """Make norms and layers those over all ranks; drop cached results of the whole graph."""
+    """Let norms and layers reduce over all ranks; drop cached results for the whole graph."""
     for module in model.modules():
         kind: type[torch.nn.Module] = type(module)
-        module.__class__ = NORMS.get(kind) or CONVS.get(kind) or kind
+        module.__class__ = ALL_NODES.get(kind, kind)
         for name in vars(module):
             if name.startswith("_cached"):  # of cached=True
                 setattr(module, name, None)
@@ -132,7 +130,7 @@ def _facts(
     Each array of the folder is verified by one rank.
 
     Raises:
-        ValueError: for what cannot be distributed.
+        ValueError: for arguments that cannot be distributed.
     """
     rows, wrap, partition, wire_dtype = options
     reasons = suitability.model_reasons(model)

@@ -11,8 +11,8 @@ from torch_geometric.data import Batch, Data, HeteroData
 from torch_geometric.nn import HANConv, MessagePassing
 from torch_geometric.utils import is_sparse
 
-from pyg_accel.distributed.convs import CONVS
 from pyg_accel.distributed.entry import names_read
+from pyg_accel.distributed.norms import ALL_NODES
 from pyg_accel.distributed.partition import edge_stores, node_stores
 
 __all__ = ["data_facts", "data_reasons", "digest", "model_facts", "model_reasons"]
@@ -31,7 +31,7 @@ _REASONS = {
 }
 _UNSUITABLE = {name: reason for reason, names in _REASONS.items() for name in names.split()}
 # These classes have a distributed form, but their subclasses do not.
-_SUPPORTED = {HANConv, *CONVS, *CONVS.values()}
+_SUPPORTED = {HANConv, *ALL_NODES, *ALL_NODES.values()}
 
 
 def model_reasons(model: Any) -> list[str]:
@@ -116,7 +116,7 @@ def data_facts(data: Data | HeteroData) -> dict[str, str]:
 
 
 def digest(value: Any) -> str:
-    """Return a short text that differs, almost surely, where shape, dtype or numbers differ."""
+    """Return a short text that differs, almost surely, if shape, dtype or numbers differ."""
     if not isinstance(value, Tensor) or value.layout != torch.strided:
         return value if isinstance(value, str) else type(value).__name__
     numbers = value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()

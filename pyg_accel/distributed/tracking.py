@@ -1,4 +1,4 @@
-"""Knows which edge_index belongs to which halo, and which features are the same in every call.
+"""The halo of each edge_index, and the features that are the same in every call.
 
 Tensors are recognised by identity and version. Tensors that a layer derives from edges of a halo
 with the functions below belong to the same halo.
@@ -35,13 +35,13 @@ class _Running(threading.local):
     """State of a thread.
 
     Attributes:
-        forward: the wire of the distributed model whose forward runs.
-        backward: the wire of the distributed model whose gradients this thread computes, or empty:
-            activation checkpointing runs parts of the model again then.
+        forward: the wire of the distributed model during its forward pass.
+        backward: the wire of the distributed model during its backward pass, when activation
+            checkpointing runs parts of the model again; otherwise empty.
         layer: tensors with halos that the running layer has exchanged; None outside of layers.
         exchanged: whether the running layer exchanges halos before it calls propagate.
-        scatter: in a norm, readout or formula, what replaces PyG's ``scatter``: a function of
-            reduce, values [rows, ...], index [rows] and the size.
+        scatter: replaces PyG's ``scatter`` in a norm, readout or formula: a function of reduce,
+            values [rows, ...], index [rows] and the size.
     """
 
     forward: Wire | None = None
@@ -76,7 +76,7 @@ def will_stay(tensor: Tensor) -> None:
 
 
 def stays(tensor: Tensor) -> bool:
-    """Return whether distribute() returned a tensor, and changes of it can be noticed."""
+    """Return whether distribute() returned a tensor, and its version counter shows changes."""
     return bool(find((tensor,), "static", lasting=True)) and not changes_unseen(tensor)
 
 
@@ -86,12 +86,12 @@ def halo_of(edges: Any) -> Halo | None:
 
 
 def adopt(value: Any, halo: Halo) -> Any:
-    """Register an edge_index derived from edges of a halo, or a pair of it and edge weights."""
-    first, *rest = value if isinstance(value, tuple) and value else (value,)
-    if type(first) is Tensor and first.dim() == 2 == first.size(0) and first.dtype in _IDS:
-        keep((first,), "halo", halo, lasting=True)
-        if len(rest) == 1 and type(rest[0]) is Tensor:
-            keep((rest[0],), "wire", halo.wire, lasting=True)
+    """Register an edge_index derived from edges of a halo, or an (edge_index, weights) pair."""
+    edges, *others = value if isinstance(value, tuple) and value else (value,)
+    if type(edges) is Tensor and edges.dim() == 2 == edges.size(0) and edges.dtype in _IDS:
+        keep((edges,), "halo", halo, lasting=True)
+        if len(others) == 1 and type(others[0]) is Tensor:
+            keep((others[0],), "wire", halo.wire, lasting=True)
     return value
 
 
@@ -111,12 +111,11 @@ def refuse(caller: str, edge_index: Any) -> None:
 def exchanged(halo: Halo, name: str, data: Any) -> Any:
     """Return features [own, ...] with the rows of halo nodes; CBSR rows are sent compressed.
 
-    Nothing is sent for features that are the same in every call, after the first, nor for tensors
-    that the running layer has exchanged before.
+    Features that are the same in every call are sent once, and tensors once per layer.
 
     Args:
         halo: the halo.
-        name: of the features, for the error.
+        name: name of the features, for the error.
         data: features.
 
     Raises:
@@ -135,28 +134,28 @@ def exchanged(halo: Halo, name: str, data: Any) -> Any:
         key = "whole", torch.is_inference_mode_enabled()
         whole: Tensor = derived([data, halo], key, lambda: exchange(halo, data), lasting=True)
         return whole
-    known = {} if RUNNING.layer is None else RUNNING.layer
+    cache = {} if RUNNING.layer is None else RUNNING.layer
     identity = id(halo), id(data), version_of(data), torch.is_grad_enabled()
-    if identity not in known:
-        known[identity] = data, exchange(halo, data)
-    return known[identity][1]
+    if identity not in cache:
+        cache[identity] = data, exchange(halo, data)
+    return cache[identity][1]
 
 
 def _reversed(halo: Halo, edges: Tensor) -> Tensor:
     """Return the edges that leave the nodes of this rank, reversed."""
 
-    def made() -> Any:
+    def make() -> Any:
         other, result = reverse(halo, edges)
         return adopt(result, other)
 
-    result: Tensor = derived([edges, halo], "reversed", made, lasting=True)
+    result: Tensor = derived([edges, halo], "reversed", make, lasting=True)
     return result
 
 
 class Following(TorchFunctionMode):
-    """Registers what torch functions in a layer derive from edges of a halo."""
+    """Registers edges that torch functions in a layer derive from edges of a halo."""
 
-    only_outside_propagate = True  # whose operands are exchanged before it
+    only_outside_propagate = True  # the operands of propagate are exchanged before it
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
@@ -171,7 +170,7 @@ class Following(TorchFunctionMode):
                 if halo is not None:
                     return _reversed(halo, args[0])
         result = func(*args, **(kwargs or {}))
-        halo = halo_of(args[0]) if is_tensor and _keeps_edges(name, args) else None
+        halo = halo_of(args[0]) if is_tensor and _selects_edges(name, args) else None
         return result if halo is None or result is args[0] else adopt(result, halo)
 
 
@@ -182,7 +181,7 @@ def _largest(wire: Wire, weights: Tensor) -> Tensor:
     return wire.largest(torch.cat([weights, weights.new_full((1,), -torch.inf)]).max())
 
 
-def _keeps_edges(name: str, args: tuple[Any, ...]) -> bool:
+def _selects_edges(name: str, args: tuple[Any, ...]) -> bool:
     """Whether a function of an edge_index returns its edges, or a subset of them."""
     if name == "__getitem__":  # edge_index[:, mask]
         return isinstance(args[1], tuple) and len(args[1]) == 2 and args[1][0] == slice(None)

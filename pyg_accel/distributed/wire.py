@@ -41,7 +41,7 @@ class Traffic:
     seconds: float = 0.0
     _events: list[tuple[Any, Any]] = field(default_factory=list, repr=False)
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Wait for the collectives on the GPU and add their times to ``seconds``."""
         for begin, end in self._events:
             end.synchronize()
@@ -98,7 +98,7 @@ class Wire:
             end.record()
             traffic._events.append((begin, end))
             if len(traffic._events) > _PENDING:
-                traffic.settle()
+                traffic.synchronize()
         else:
             traffic.seconds += time.perf_counter() - start
 
@@ -138,7 +138,7 @@ class Wire:
         return self.total(tensor, kind, dist.ReduceOp.MAX)
 
     def copy_of_first(self, tensor: Tensor) -> Tensor:
-        """Overwrite a tensor by that of the first rank."""
+        """Overwrite a tensor with the tensor of the first rank."""
         with self.measured("set-up", tensor.nbytes, tensor.nbytes):
             dist.broadcast(tensor, group=self.group, group_src=0)
         return tensor
@@ -146,7 +146,7 @@ class Wire:
     def values(self, value: Any) -> list[Any]:
         """Return the picklable values that all ranks pass, ordered by rank."""
         every: list[Any] = [None] * self.size
-        on_gpu = self.device.type == "cuda"  # NCCL moves objects by way of the current device
+        on_gpu = self.device.type == "cuda"  # NCCL moves objects over the current device
         with self.measured("set-up", 0, 0), torch.cuda.device(self.device if on_gpu else -1):
             dist.all_gather_object(every, value, group=self.group)
         return every

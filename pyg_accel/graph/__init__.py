@@ -1,4 +1,4 @@
-"""Graphs: CSR and its transpose, what is derived of a graph and stored with it, matrix formats."""
+"""Graphs: CSR and its transpose, values derived from a graph and stored with it, matrix formats."""
 
 from pyg_accel.graph.cbsr import CBSR
 from pyg_accel.graph.csr import CSR, for_autograd, ptr2index

@@ -47,7 +47,7 @@ class CBSR(NamedTuple):
         return self.values.size(1)
 
     def dense(self) -> Tensor:
-        """Return the matrix [N, F], with zeros where nothing is stored; differentiable.
+        """Return the dense matrix [N, F]; differentiable.
 
         Raises:
             ValueError: if this is not a valid CBSR matrix.
@@ -59,7 +59,7 @@ class CBSR(NamedTuple):
 
 
 def check_cbsr(cbsr: object) -> None:
-    """Raise ValueError unless shapes and dtypes are those of a CBSR matrix."""
+    """Raise ValueError for shapes and dtypes that do not fit a CBSR matrix."""
     if not isinstance(cbsr, CBSR):
         raise ValueError(f"expected 'cbsr' to be a CBSR matrix (got {type(cbsr).__name__})")
     values, indices, width = cbsr
@@ -85,7 +85,7 @@ def check_cbsr(cbsr: object) -> None:
 def check_columns(indices: Tensor, width: int) -> None:
     """Raise ValueError unless columns ascend within each row and are below ``width``.
 
-    Valid columns are noted with their tensor, until it changes.
+    The result is stored with the tensor until it changes.
     """
     if find((indices,), ("valid", width), lasting=True):
         return

@@ -1,4 +1,4 @@
-"""Measures how many columns the rows of a graph share, which decides whether tiles pay.
+"""Measures the columns that rows of a graph share: they decide whether tiles pay.
 
 A kernel with tiles takes rows in windows. It fetches a row of the features once per window, for all
 entries of the window in that column. Columns with one entry gain nothing, so a graph is described
@@ -8,22 +8,14 @@ by the share of entries in columns with at least 1, 2 or 3 entries.
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
-from pyg_accel.graph.csr import CSR
+from pyg_accel.graph.csr import CSR, entries_of_rows
 from pyg_accel.graph.facts import Kind, facts_of
 from pyg_accel.machine import is_captured
 
-__all__ = [
-    "HEIGHTS",
-    "LEAST",
-    "Shared",
-    "kind_of",
-    "per_column",
-    "reuse_of",
-]
+__all__ = ["HEIGHTS", "LEAST", "Shared", "kind_of", "per_column", "reuse_of"]
 
-# Rows per window that kernels have, and the fewest entries of a column to put it into a tile.
+# Rows per window of the kernels, and the fewest entries of a column in a tile.
 HEIGHTS = (16, 32, 64)
 LEAST = (1, 2, 3)
 _SAMPLED_WINDOWS, _SAMPLED_ENTRIES = 256, 2**22
@@ -35,8 +27,8 @@ class Shared(NamedTuple):
     Attributes:
         window: rows per window.
         least: the fewest entries of a column.
-        entries: the share of all entries of the graph that is in such columns.
-        columns: the number of such columns per entry of the graph.
+        entries: share of the entries of the graph in such columns.
+        columns: number of such columns per entry of the graph.
     """
 
     window: int
@@ -59,7 +51,7 @@ _NOTHING = tuple(Shared(h, m, float(m == 1), float(m == 1)) for h in HEIGHTS for
 def reuse_of(csr: CSR) -> tuple[Shared, ...]:
     """Return the shared columns for each of :data:`HEIGHTS` and each of :data:`LEAST`.
 
-    They are estimated from some of the windows; the first call for a graph waits for the device.
+    They are estimated from a sample of windows; the first call for a graph waits for the device.
     """
     facts = facts_of(csr)
     if facts.shared_kind is None:
@@ -77,10 +69,10 @@ def kind_of(csr: CSR, *, counts: bool = True) -> Kind:
     """
     facts = facts_of(csr)
     facts.uses += counts
-    return _known_kind(csr) if csr.col.is_cuda else facts.kind
+    return _measured_kind(csr) if csr.col.is_cuda else facts.kind
 
 
-def _known_kind(csr: CSR) -> Kind:
+def _measured_kind(csr: CSR) -> Kind:
     facts = facts_of(csr)
     if facts.shared_kind is None and not facts.stays:
         return facts.kind
@@ -94,15 +86,6 @@ def _known_kind(csr: CSR) -> Kind:
     return facts.shared_kind
 
 
-def _entries_of(rowptr: Tensor, first: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the positions in ``first`` and in ``col`` of all entries of some ranges of rows."""
-    begin = rowptr[first]
-    counts = rowptr[last] - begin
-    local = torch.repeat_interleave(torch.arange(first.numel(), device=first.device), counts)
-    shift = begin - (counts.cumsum(0) - counts)
-    return local, torch.arange(local.numel(), device=local.device) + shift[local]
-
-
 def _estimate(csr: CSR) -> tuple[Shared, ...]:
     tallest = HEIGHTS[-1]
     windows, entries, device = -(-csr.num_rows // tallest), csr.col.numel(), csr.col.device
@@ -112,7 +95,7 @@ def _estimate(csr: CSR) -> tuple[Shared, ...]:
     some = torch.linspace(0, windows - 1, max(1, int(windows * share)), device=device).long()
     rows = (some.unsqueeze(1) * tallest + torch.arange(tallest, device=device)).flatten()
     rows = rows[rows < csr.num_rows]
-    local, entry = _entries_of(csr.rowptr.long(), rows, rows + 1)
+    local, entry = entries_of_rows(csr.rowptr.long(), rows)
     row, col = rows[local], csr.col[entry].long()
     if row.numel() == 0:
         return _NOTHING

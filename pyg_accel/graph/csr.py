@@ -13,22 +13,22 @@ from pyg_accel.runtime.native import library_of
 
 __all__ = [
     "CSR", "INDEX_DTYPES", "EdgeList", "Edges", "ascends", "check_csr", "check_perm",
-    "csr_of_edges", "for_autograd", "ptr2index", "transpose",
+    "csr_of_edges", "entries_of_rows", "for_autograd", "ptr2index", "transpose",
 ]  # fmt: skip
 
 INDEX_DTYPES = (torch.int32, torch.int64)
 
 
 class CSR(NamedTuple):
-    """What a backend sees of a graph: arrays of one index dtype.
+    """A CSR matrix for backends: arrays of one index dtype.
 
     Attributes:
         rowptr: [num_rows + 1], where the entries of each row begin.
         col: [E], the column of every entry.
-        eid: [E], the row of edge operands that belongs to every entry; None if they are in order.
+        eid: [E], the row of edge operands for every entry; None if they are in CSR order.
         num_cols: number of columns.
         sorted: columns ascend within each row.
-        known: what was derived of the matrix (:func:`.facts.known_of`); None where only its
+        cache: values derived from the matrix (:func:`.facts.cache_of`); None where only its
             arrays tell matrices apart.
     """
 
@@ -37,7 +37,7 @@ class CSR(NamedTuple):
     eid: Tensor | None
     num_cols: int
     sorted: bool
-    known: dict[Any, Any] | None = None
+    cache: dict[Any, Any] | None = None
 
     @property
     def num_rows(self) -> int:
@@ -46,15 +46,15 @@ class CSR(NamedTuple):
 
 
 class Edges(NamedTuple):
-    """What a backend sees of a graph that has no CSR form.
+    """An edge list for backends, of a graph without a CSR form.
 
     Attributes:
         edge_index: [2, E] int32 or int64.
         target: row of ``edge_index`` with the target nodes; the other one has the sources.
         num_rows: number of target nodes.
         num_cols: number of source nodes.
-        loops: number of nodes that have one self-loop each, as edges behind the others, in place of
-            all self-loops in ``edge_index``; None to leave the list as it is.
+        loops: number of nodes with one self-loop each, appended to the edges; they replace all
+            self-loops in ``edge_index``. None leaves the list unchanged.
     """
 
     edge_index: Tensor
@@ -64,7 +64,7 @@ class Edges(NamedTuple):
     loops: int | None = None
 
     def ends(self) -> tuple[Tensor, Tensor]:
-        """Return the sources and targets of all edges, of self-loops that are replaced too."""
+        """Return the sources and targets of all edges, including replaced self-loops."""
         edge_index = self.edge_index
         if self.loops is not None:
             nodes = torch.arange(self.loops, dtype=edge_index.dtype, device=edge_index.device)
@@ -72,11 +72,10 @@ class Edges(NamedTuple):
         return edge_index[1 - self.target], edge_index[self.target]
 
     def sizes(self) -> tuple[int, ...]:
-        """Return what kernels are told of the graph.
+        """Return the sizes that kernels take.
 
-        Numbers of edges, sources and targets; where the ids of sources and of targets begin in the
-        memory of the edge list, how far the ids of neighbouring edges are apart, and how many edges
-        are in the list.
+        Numbers of edges, sources and targets; offsets of the ids of sources and of targets in the
+        memory of the edge list, the stride between edges, and the number of edges in the list.
         """
         rows, step = self.edge_index.stride()
         at = (0, rows) if self.target == 1 else (rows, 0)
@@ -89,29 +88,46 @@ _T = TypeVar("_T")
 
 
 def for_autograd(make: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Make arrays that autograd may save, in inference mode too: training may use what is kept."""
+    """Let a function make normal tensors in inference mode, as training may use stored results."""
 
     @functools.wraps(make)
-    def made(*args: _P.args, **kwargs: _P.kwargs) -> _T:
-        # Dynamo cannot trace the question; compiled code runs in the mode that it was traced in.
+    def wrapper(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        # Dynamo cannot trace is_inference_mode_enabled(); compiled code runs in the traced mode.
         if torch.compiler.is_compiling() or not torch.is_inference_mode_enabled():
             return make(*args, **kwargs)
         with torch.inference_mode(False), torch.no_grad():
             return make(*args, **kwargs)
 
-    return made
+    return wrapper
 
 
 def ptr2index(ptr: Tensor, size: int, dtype: torch.dtype = torch.int64) -> Tensor:
-    """Return the row of every entry, as PyG's function of that name does.
+    """Return the row of every entry, like PyG's function of the same name.
 
     Args:
         ptr: [N + 1], where the entries of each row begin.
-        size: number of entries, known without waiting for the device.
+        size: number of entries, so that the host need not wait for the device.
         dtype: of the result, [size].
     """
     ids = torch.arange(ptr.numel() - 1, dtype=dtype, device=ptr.device)
     return torch.repeat_interleave(ids, ptr.diff(), output_size=size)
+
+
+def entries_of_rows(rowptr: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the entries of some rows of a CSR matrix, and for each its position in ``rows``.
+
+    Args:
+        rowptr: [N + 1].
+        rows: [R], in any order.
+
+    Returns:
+        Positions [S] and entries [S], row by row.
+    """
+    begin = rowptr[rows]
+    counts = rowptr[rows + 1] - begin
+    position = torch.repeat_interleave(counts)
+    shift = begin - counts.cumsum(0) + counts
+    return position, torch.arange(position.numel(), device=position.device) + shift[position]
 
 
 @for_autograd
@@ -119,7 +135,7 @@ def csr_of_edges(
     row: Tensor, col: Tensor, num_rows: int, num_cols: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return rowptr, col and perm of a list of edges, by counting sort."""
-    # 32-bit indices halve what the kernels read beside the features.
+    # 32-bit indices halve the bytes of indices that kernels read.
     narrow = _are_narrow(num_rows, num_cols, row)
     library = library_of(row.device)
     if library is not None and row.is_cuda and narrow:
@@ -133,14 +149,14 @@ def csr_of_edges(
             if "outside of" not in str(error):
                 raise
             line = str(error).splitlines()[0]
-            raise IndexError(line[line.index("found") :]) from None  # without the place in C++
+            raise IndexError(line[line.index("found") :]) from None  # drop the C++ location
         return rowptr, col, perm
     for name, ids, most in (("target", row, num_rows), ("source", col, num_cols)):
         inside = ((ids >= 0) & (ids < most)).all()
         if ids.device.type == "cpu":
             if not bool(inside):
                 raise IndexError(f"found {name} ids outside of [0, {most})")
-        else:  # as PyG's own kernels do there: without waiting for the device
+        else:  # like PyG's kernels: without waiting for the device
             torch._assert_async(inside, f"found {name} ids outside of [0, {most})")
     dtype = torch.int32 if narrow else torch.int64
     stride = max(num_cols, 1)
@@ -151,7 +167,7 @@ def csr_of_edges(
 
 
 def check_csr(rowptr: Tensor, col: Tensor) -> None:
-    """Raise ValueError for arrays that are no CSR matrix, whatever its columns."""
+    """Raise ValueError for arrays that are not a CSR matrix; values of columns are not checked."""
     for name, array in (("rowptr", rowptr), ("col", col)):
         if not isinstance(array, Tensor) or array.dim() != 1:
             raise ValueError(f"expected '{name}' to be a one-dimensional tensor")
@@ -173,7 +189,7 @@ def ascends(rowptr: Tensor, col: Tensor) -> Tensor:
 
 
 def check_perm(perm: Tensor, col: Tensor) -> None:
-    """Raise ValueError for what is no permutation of the entries of ``col``."""
+    """Raise ValueError unless ``perm`` is a permutation of the entries of ``col``."""
     if not isinstance(perm, Tensor) or perm.shape != col.shape:
         raise ValueError(f"expected 'perm' to be a tensor {list(col.shape)} (got {shown(perm)})")
     if perm.dtype != col.dtype or perm.device != col.device:
@@ -185,7 +201,7 @@ def check_perm(perm: Tensor, col: Tensor) -> None:
 
 
 def _are_narrow(num_rows: int, num_cols: int, entries: Tensor) -> bool:
-    """Whether indices of 32 bits can count everything."""
+    """Whether 32-bit indices suffice."""
     return max(num_rows, num_cols, entries.numel()) < 2**31 - 1
 
 

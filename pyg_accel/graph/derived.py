@@ -1,4 +1,4 @@
-"""A cache of what is derived from tensors and graphs, as long as these live and do not change.
+"""A cache of values derived from tensors and graphs, while these live and do not change.
 
 An entry belongs to its owners: tensors, graphs, or other objects. It is dropped when one of them is
 freed, and not returned after one was changed in place. Tensors are identified by a weak reference
@@ -39,22 +39,22 @@ _collectors: list[list[Any]] = []  # of the blocks of holding()
 def derived(
     owners: Sequence[Any], key: Hashable, make: Callable[[], T], *, lasting: bool = False
 ) -> T:
-    """Return the stored value; compute and store it if there is none.
+    """Return the stored value, or compute and store it.
 
     Nothing is stored for a tensor that :func:`~pyg_accel.runtime.cache.changes_unseen`. At most
-    ``settings.graph_cache`` first owners that are tensors have entries: the least recently used
-    lose theirs.
+    ``settings.graph_cache`` first owners that are tensors have entries; the least recently used
+    lose them.
 
     Args:
-        owners: what the value is computed from. The entry is stored with the first. Sparse tensors
-            cannot own entries; their :func:`~pyg_accel.runtime.cache.arrays_of` can.
-        key: tells apart the values of the same owners.
+        owners: objects from which the value is computed; the first stores it. Sparse tensors cannot
+            own entries; their :func:`~pyg_accel.runtime.cache.arrays_of` can.
+        key: distinguishes values of the same owners.
         make: computes the value.
-        lasting: store it for any owners, as long as they live. This holds for all entries of an
-            owner that has such an entry.
+        lasting: store it for any owners, as long as they live. It applies to all entries of an
+            owner with a lasting entry.
     """
     where = _where(owners, key, lasting)
-    value: T | None = _found(where)
+    value: T | None = _look_up(where)
     if value is None:
         value = make()
         _keep(where, owners, value, lasting)
@@ -63,11 +63,11 @@ def derived(
 
 def find(owners: Sequence[Any], key: Hashable, *, lasting: bool = False) -> Any:
     """Return the value that :func:`derived` or :func:`keep` has stored, or None."""
-    return _found(_where(owners, key, lasting))
+    return _look_up(_where(owners, key, lasting))
 
 
-def _found(where: "_Where | None") -> Any:
-    """Return the value that is stored there, or None."""
+def _look_up(where: "_Where | None") -> Any:
+    """Return the value stored at a place, or None."""
     if where is None:
         return None
     first, place, versions = where
@@ -89,7 +89,7 @@ def keep(owners: Sequence[Any], key: Hashable, value: Any, *, lasting: bool = Fa
 
 
 def _keep(where: "_Where | None", owners: Sequence[Any], value: Any, lasting: bool) -> bool:
-    """Store a value there; return whether it was stored."""
+    """Store a value at a place; return whether it was stored."""
     for collected in _collectors:
         collected.append(value)
     if where is None:
@@ -114,7 +114,7 @@ def _keep(where: "_Where | None", owners: Sequence[Any], value: Any, lasting: bo
 
 
 class GraphHistory:
-    """A set of tensors in their present versions, as long as they live."""
+    """A set of tensors with their versions, as long as they live."""
 
     __slots__ = ("_parts",)
 
@@ -124,7 +124,7 @@ class GraphHistory:
         self._parts: dict[ref[Any], dict[_Place, int]] = {}
 
     def is_new(self, tensor: Tensor) -> bool:
-        """Return whether a tensor is seen for the first time, and nothing was derived from it."""
+        """Return whether a tensor is new to this set, and nothing was derived from it."""
         if tensor.layout is not _STRIDED:
             tensor = arrays_of(tensor)[0]
         owner, version = tensor.untyped_storage(), -1 if tensor.is_inference() else tensor._version
@@ -136,8 +136,8 @@ class GraphHistory:
             return False
         parts[part] = version
         record = _records.get(weak)
-        # Not its items: pairs are new objects, so garbage may be collected while they are made, and
-        # owners that die then take their entries out.
+        # Not items(): new pairs may trigger garbage collection, which removes entries of dead
+        # owners.
         return record is None or not any(
             place[1:3] == part and (entry := record.get(place)) and entry[0][0] == version
             for place in list(record)
@@ -160,7 +160,7 @@ def values() -> list[Any]:
 def holding() -> Iterator[list[Any]]:
     """Collect every value that is returned or stored in the block, in any thread.
 
-    A CUDA graph reads the memory of such values, and has to keep it alive.
+    A CUDA graph reads the memory of such values, and must keep it alive.
     """
     collected: list[Any] = []
     _collectors.append(collected)
@@ -195,7 +195,7 @@ def _where(owners: Sequence[Any], key: Hashable, lasting: bool) -> "_Where | Non
     return first, tuple(place), versions
 
 
-# Stores are arguments: when Python exits, owners are freed after the names of this module.
+# Stores are arguments: at exit, owners are freed after the globals of this module.
 def _drop(first: "ref[Any]", recent: Any = _recent, records: Any = _records) -> None:
     """Drop all entries of an owner, which may have been freed."""
     recent.pop(first, None)
@@ -203,7 +203,7 @@ def _drop(first: "ref[Any]", recent: Any = _recent, records: Any = _records) -> 
 
 
 def _drop_entries(first: "ref[Any]", dead: "ref[Any]", records: Any = _records) -> None:
-    """Drop the entries of an owner that also belong to another one, which has been freed."""
+    """Drop the entries of an owner that also belong to a freed one."""
     record = records.get(first, {})
     for place in list(record):
         if any(part is dead for part in place):

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -12,14 +13,20 @@ from pyg_accel.graph.csr import CSR
 from pyg_accel.graph.derived import derived
 
 __all__ = [
-    "INT32_ENTRIES", "Facts", "Kind", "expect_to_stay", "facts_of", "known_of", "of_matrix",
+    "INT32_ENTRIES",
+    "Facts",
+    "Kind",
+    "cache_of",
+    "expect_to_stay",
+    "facts_of",
+    "of_matrix",
     "rounded",
 ]  # fmt: skip
 
 T = TypeVar("T")
 
-# After so many kernels on a graph, it is expected to be used again. A deep model runs about twenty
-# on a batch that is freed after a step. Large graphs need fewer.
+# After so many kernels on a graph, further uses are expected. A deep model runs about twenty on a
+# batch that is freed after a step. Large graphs need fewer.
 _LARGE, _USES, _USES_OF_LARGE = 2**20, 40, 8
 
 INT32_ENTRIES = 2**31 - 2**16  # with room for positions past the end of a row
@@ -46,8 +53,9 @@ def rounded(number: int) -> int:
     return -(-number >> shift) << shift
 
 
+@dataclass(frozen=True, eq=False, slots=True)
 class Kind:
-    """The properties of a graph that kernels are chosen by; equal ones are the same object.
+    """The properties of a graph that select a kernel; equal kinds are the same object.
 
     Attributes:
         num_rows: number of rows, rounded up like the next two.
@@ -59,22 +67,13 @@ class Kind:
         sharing: columns that rows share (:mod:`.column_reuse`); empty if not measured.
     """
 
-    __slots__ = ("device", "index_dtype", "long", "num_cols", "num_edges", "num_rows", "sharing")
-
-    def __init__(
-        self,
-        num_rows: int,
-        num_cols: int,
-        num_edges: int,
-        index_dtype: torch.dtype,
-        device: torch.device,
-        sharing: tuple[Any, ...],
-        long: bool,
-    ) -> None:
-        """Use :meth:`of`."""
-        self.num_rows, self.num_cols, self.num_edges = num_rows, num_cols, num_edges
-        self.index_dtype, self.device, self.sharing = index_dtype, device, sharing
-        self.long = long
+    num_rows: int
+    num_cols: int
+    num_edges: int
+    index_dtype: torch.dtype
+    device: torch.device
+    sharing: tuple[Any, ...]
+    long: bool
 
     @classmethod
     def of(cls, rowptr: Tensor, col: Tensor, num_cols: int, sharing: tuple[Any, ...]) -> "Kind":
@@ -86,28 +85,25 @@ class Kind:
 _kind = lru_cache(maxsize=4096)(Kind)
 
 
+@dataclass(eq=False, slots=True)
 class Facts:
     """Properties of a CSR matrix.
 
     Attributes:
         kind: without ``sharing``.
         shared_kind: with ``sharing``; None until that is measured.
-        uses: how many kernels were launched on it.
+        uses: number of kernels that ran on it.
         longest: entries of the longest row; None until measured.
     """
 
-    __slots__ = ("kind", "longest", "shared_kind", "uses")
-
-    def __init__(self, kind: Kind) -> None:
-        """Start with properties that need no reading of the arrays."""
-        self.kind = kind
-        self.shared_kind: Kind | None = None
-        self.uses = 0
-        self.longest: int | None = None
+    kind: Kind
+    shared_kind: Kind | None = None
+    uses: int = 0
+    longest: int | None = None
 
     @property
     def stays(self) -> bool:
-        """Whether the graph was used so often that it is expected to be used again.
+        """Whether the graph was used so often that further uses are expected.
 
         Then it pays to measure its rows, for which the host waits for the device once.
         """
@@ -115,20 +111,20 @@ class Facts:
         return _expecting > 0 or self.uses > most
 
 
-def known_of(csr: CSR) -> dict[Any, Any]:
+def cache_of(csr: CSR) -> dict[Any, Any]:
     """Return the values derived from a CSR matrix, by key.
 
-    They belong to the graph, or to the arrays in operators that a compiler calls. Values must not
-    refer to the memory of all arrays, or these would never be freed.
+    They are stored with the graph, or with the arrays in operators that a compiler calls. Values
+    must not refer to the memory of all arrays, or these would never be freed.
     """
-    if csr.known is not None:
-        return csr.known
-    return derived((csr.col, csr.rowptr), ("known", csr.num_cols), dict, lasting=True)
+    if csr.cache is not None:
+        return csr.cache
+    return derived((csr.col, csr.rowptr), ("cache", csr.num_cols), dict, lasting=True)
 
 
 def of_matrix(csr: CSR, key: Hashable, make: Callable[[], T]) -> T:
-    """Return the value stored for a CSR matrix; compute and store it if there is none."""
-    values = known_of(csr)
+    """Return the value stored for a CSR matrix, or compute and store it."""
+    values = cache_of(csr)
     value: T | None = values.get(key)
     if value is None:
         value = values[key] = make()

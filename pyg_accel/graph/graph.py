@@ -1,4 +1,4 @@
-"""The graph as kernels read it: CSR by target node, its transpose, the way back to edges."""
+"""The graph for kernels: CSR by target node, its transpose, the permutation to edges."""
 
 from typing import Any
 
@@ -27,8 +27,8 @@ class Graph:
     """A directed, possibly bipartite graph in CSR form: row = target node, column = source node.
 
     Entry k of the CSR is edge ``perm[k]`` of the edge list that the graph was built from (``perm``
-    is None if the orders agree). On a GPU the CSR form is built when something first asks for one
-    of its arrays, and the transpose on every device.
+    is None if the orders agree). On a GPU the CSR form is built at the first access to one of its
+    arrays; the transpose is built so on every device.
 
     Attributes:
         rowptr: [num_rows + 1].
@@ -41,7 +41,7 @@ class Graph:
         device: device of the arrays.
         is_cuda: the arrays are on a GPU.
         built: the CSR form exists.
-        extra_seconds: estimated time that calls took longer because it does not exist.
+        extra_seconds: estimated extra time of calls because it does not exist.
         counts: [num_rows, 1, 1] float32, entries of each row, for passes over the edge list.
         plans: how operators run on the graph, by the kind of the call (:mod:`pyg_accel.ops.plan`).
     """
@@ -51,10 +51,10 @@ class Graph:
     perm: Tensor | None
     sorted: bool
     plans: dict[Any, Any]
-    _known: dict[Any, Any]
-    _known_of_transpose: dict[Any, Any]
+    _cache: dict[Any, Any]
+    _transposed_cache: dict[Any, Any]
 
-    # Of a graph that is new; a step may make one for each of its layers.
+    # Defaults of a new graph; a step may make one for each of its layers.
     built = False
     extra_seconds = 0.0
     counts: Tensor | None = None
@@ -67,15 +67,9 @@ class Graph:
     _degree: Tensor | None = None
 
     def __init__(
-        self,
-        rowptr: Tensor,
-        col: Tensor,
-        perm: Tensor | None,
-        num_cols: int,
-        *,
-        sorted: bool,
+        self, rowptr: Tensor, col: Tensor, perm: Tensor | None, num_cols: int, *, sorted: bool
     ) -> None:
-        """Check arrays and hold them.
+        """Check and take over arrays.
 
         Args:
             rowptr: [num_rows + 1] int32 or int64, ascending from 0 to E.
@@ -85,7 +79,7 @@ class Graph:
             sorted: columns ascend within each row.
 
         Raises:
-            ValueError: if that is not so.
+            ValueError: for other arrays.
         """
         check_csr(rowptr, col)
         inside = (col >= 0) & (col < whole("num_cols", num_cols, 0))
@@ -105,32 +99,26 @@ class Graph:
         self._hold_arrays(rowptr, col, perm, sorted)
 
     def _describe(self, num_rows: int, num_cols: int, num_edges: int, like: Tensor) -> None:
-        """Set what does not need the CSR form; ``like`` is on the device of the graph."""
-        self.num_rows = num_rows
-        self.num_cols = num_cols
-        self.num_edges = num_edges
-        self.device = like.device
-        self.is_cuda = like.is_cuda
+        """Set attributes that do not need the CSR form; ``like`` is on the device of the graph."""
+        self.num_rows, self.num_cols, self.num_edges = num_rows, num_cols, num_edges
+        self.device, self.is_cuda = like.device, like.is_cuda
 
     def _hold_arrays(self, rowptr: Tensor, col: Tensor, perm: Tensor | None, sorted: bool) -> None:
-        self.rowptr = rowptr
-        self.col = col
-        self.perm = perm
-        self.sorted = sorted
-        self.plans, self._known, self._known_of_transpose = {}, {}, {}
+        self.rowptr, self.col, self.perm, self.sorted = rowptr, col, perm, sorted
+        self.plans, self._cache, self._transposed_cache = {}, {}, {}
         self.built = True
 
     def __getattr__(self, name: str) -> Any:
-        # Of attributes that are not there yet; those of a built graph are found without a call.
+        # Only for missing attributes: a built graph has all of them.
         if name not in ("rowptr", "col", "perm", "sorted"):
             raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
         return getattr(self.build(), name)
 
     def __getstate__(self) -> dict[str, Any]:
         self.build()
-        # Copies run with plans of their own.
+        # Copies have separate plans.
         return self.__dict__ | {
-            "plans": {}, "_known": {}, "_known_of_transpose": {}, "_edges": None
+            "plans": {}, "_cache": {}, "_transposed_cache": {}, "_edges": None
         }  # fmt: skip
 
     _from_coo = staticmethod(csr_of_edges)
@@ -138,7 +126,7 @@ class Graph:
     def edge_list(self) -> Edges | None:
         """Return the edge list of a graph that is not built.
 
-        None for a graph that is built, or whose list cannot be read any more as it was given.
+        None for a graph that is built, or whose list was freed.
         """
         edge_index = None if self._edges is None else self._edges.tensor()
         if edge_index is None:
@@ -146,7 +134,7 @@ class Graph:
         return Edges(edge_index, self._target, self.num_rows, self.num_cols, self._loops)
 
     def release_edges(self) -> None:
-        """Do not keep the edge list alive; whoever uses the graph does."""
+        """Do not keep the edge list alive; the caller does."""
         if self._edges is not None:
             self._edges.release()
 
@@ -154,10 +142,10 @@ class Graph:
         """Build the CSR form of the edge list.
 
         Args:
-            edge_index: the edge list; by default the one that the graph refers to.
+            edge_index: the edge list; by default the list of the graph.
 
         Returns:
-            The graph. While a CUDA graph is captured, another one: its arrays hold no values yet.
+            The graph; another one while a CUDA graph is captured, as its arrays have no values yet.
 
         Raises:
             RuntimeError: if the edge list has been freed.
@@ -184,14 +172,14 @@ class Graph:
     def trusted(
         cls, rowptr: Tensor, col: Tensor, perm: Tensor | None, num_cols: int, *, sorted: bool
     ) -> "Graph":
-        """Hold arrays that are known to be valid, without looking at them."""
+        """Take over valid arrays without checks."""
         graph = cls.__new__(cls)
         graph._hold(rowptr, col, perm, num_cols, sorted=sorted)
         return graph
 
     @classmethod
     def from_csr(cls, rowptr: Tensor, col: Tensor, *, num_cols: int | None = None) -> "Graph":
-        """Take over a CSR matrix; edge operands are then in its order.
+        """Take over a CSR matrix; edge operands are in its order.
 
         Args:
             rowptr: [num_rows + 1] int32 or int64, ascending from 0 to E.
@@ -223,17 +211,17 @@ class Graph:
     ) -> "Graph":
         """Return the graph of an edge list, whose CSR form takes a counting sort.
 
-        On a CPU it is built at once. On a GPU it is built when something asks for it, and until
-        then the edge list must not be changed in place; ``torch.compile(fullgraph=True)`` asks for
-        :meth:`build` before.
+        On a CPU it is built at once. On a GPU it is built at the first use, and until then the edge
+        list must not be changed in place; ``torch.compile(fullgraph=True)`` needs a :meth:`build`
+        before.
 
         Args:
             edge_index: [2, E] int32 or int64 of source (row 0) and target ids (row 1), in any
                 order, duplicates and self-loops included.
             size: number of nodes that rows 0 and 1 refer to; by default max(edge_index) + 1 for
                 both.
-            flow: ``"source_to_target"`` as above, or ``"target_to_source"``: messages go from the
-                nodes of row 1 to those of row 0.
+            flow: ``"source_to_target"`` as above, or ``"target_to_source"``: messages go from row 1
+                to row 0.
 
         Returns:
             The graph, with ``perm`` from its entries to the edges of the list.
@@ -278,14 +266,14 @@ class Graph:
         *,
         loops: int | None = None,
     ) -> "Graph":
-        """Refer to an edge list, without looking at it.
+        """Refer to an edge list without reading it.
 
         Args:
             edge_index: [2, E] int32 or int64.
             target: its row of target nodes.
             num_rows: number of target nodes.
             num_cols: number of source nodes.
-            loops: number of nodes that get one self-loop each, in place of all in the list. Until
+            loops: number of nodes that get one self-loop each, which replace all in the list. Until
                 the graph is built, ``num_edges`` counts both.
         """
         graph = cls.__new__(cls)
@@ -312,19 +300,19 @@ class Graph:
 
     @property
     def in_edge_order(self) -> bool:
-        """Whether edge operands can only come in the order of the edge list."""
+        """Whether edge operands must be in the order of the edge list."""
         return False
 
     def csr(self, *, edge_order: bool = False) -> CSR:
         """Return the arrays for a forward pass.
 
         Args:
-            edge_order: edge operands are in the order of the edge list, not in that of the CSR.
+            edge_order: edge operands are in the order of the edge list, not in CSR order.
         """
         if not self.built and (other := self.build()) is not self:
             return other.csr(edge_order=edge_order)
         eid = self.perm if edge_order else None
-        return CSR(self.rowptr, self.col, eid, self.num_cols, self.sorted, self._known)
+        return CSR(self.rowptr, self.col, eid, self.num_cols, self.sorted, self._cache)
 
     @for_autograd
     def transposed(self, *, edge_order: bool = False) -> CSR:
@@ -338,7 +326,7 @@ class Graph:
             if self._transposed_edges is None:
                 self._transposed_edges = self.perm.index_select(0, perm)
             perm = self._transposed_edges
-        return CSR(rowptr, col, perm, self.num_rows, True, self._known_of_transpose)
+        return CSR(rowptr, col, perm, self.num_rows, True, self._transposed_cache)
 
     def __repr__(self) -> str:
         dtype = f"{self.rowptr.dtype}, " if self.built else ""
@@ -349,7 +337,7 @@ class Graph:
 
 
 def check_graph(graph: object) -> None:
-    """Raise ValueError for what is no graph, with the way to make one."""
+    """Raise ValueError unless this is a Graph; the message says how to make one."""
     if not isinstance(graph, Graph):
         got = f"a tensor {shown(graph)}" if isinstance(graph, Tensor) else shown(graph)
         raise ValueError(

@@ -1,4 +1,4 @@
-"""What PyG takes as a graph; edges and values of sparse matrices of torch and torch_sparse."""
+"""Arguments of PyG for graphs; edges and values of sparse matrices of torch and torch_sparse."""
 
 from typing import Any
 
@@ -30,7 +30,7 @@ def is_sparse_matrix(value: Any) -> bool:
 
 
 def is_edge_index(value: Any) -> bool:
-    """Return whether this is an edge_index of no class of its own: integers [2, E]."""
+    """Return whether this is a plain edge_index: integers [2, E], not of a subclass."""
     return (
         type(value) is Tensor
         and value.dtype in (torch.int32, torch.int64)
@@ -66,10 +66,10 @@ def values_of(adj: Any) -> Tensor | None:
 
 
 def graph_of_matrix(adj: Any) -> Graph:
-    """Return the graph of a matrix, whose edge order is that of the matrix's values.
+    """Return the graph of a matrix; its edges are in the order of the values.
 
     Raises:
-        IndexError, ValueError: if its indices are not those of a matrix.
+        IndexError, ValueError: for invalid indices.
     """
 
     @for_autograd

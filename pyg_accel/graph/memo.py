@@ -1,13 +1,13 @@
 """Memoises functions that derive an edge_index from another, for all layers that call them.
 
-GCNConv normalises its graph in every forward pass and gets a new edge_index each time, which would
-be sorted each time. :func:`remembered` returns the same tensors for the same arguments, and with
-them the same graph (:mod:`.derived`). With learned edge weights the function runs, but its
-edges, which do not depend on weights, are the stored ones.
+GCNConv normalises its graph in every forward pass to a new edge_index, which would be sorted each
+time. :func:`remembered` returns the same tensors for the same arguments, and so the same graph
+(:mod:`.derived`). With learned edge weights the function runs, but stored edges, which do not
+depend on weights, replace its edges.
 
-Stored tensors are shared, so code of users must not get them, as it could change them in place: a
-layer borrows them while its forward runs (:meth:`Running.begin`), and gets copies of those that it
-returns or stores in an attribute.
+Stored tensors are shared, so user code must not get them, as it could change them in place: a layer
+borrows them during its forward (:meth:`Running.begin`), and tensors that it returns or stores in an
+attribute are copied.
 """
 
 import threading
@@ -29,7 +29,7 @@ _PLAIN = (Tensor, Parameter)
 
 
 class _Argument(NamedTuple):
-    """Stands for an argument that the function returns: an entry must not keep its owner alive."""
+    """A placeholder for a returned argument: an entry must not keep its owner alive."""
 
     position: int  # among the tensors of the call
 
@@ -43,7 +43,7 @@ class _Remembered(NamedTuple):
 
     @classmethod
     def of(cls, result: Any) -> "_Remembered":
-        """Store a result; all that is derived from its edges is stored while they live."""
+        """Store a result; values derived from its edges are stored while they live."""
         tensors = tensors_in(result)
         for tensor in tensors:
             for array in arrays_of(tensor):
@@ -66,7 +66,7 @@ def tensors_in(value: Any, inside: tuple[int, ...] = ()) -> list[Tensor]:
 
     Args:
         value: the nest.
-        inside: identities of the containers that it is in, for one may contain itself.
+        inside: ids of the outer containers, as one may contain itself.
     """
     if type(value) in _INERT or id(value) in inside:
         return []
@@ -87,8 +87,8 @@ def tensors_in(value: Any, inside: tuple[int, ...] = ()) -> list[Tensor]:
 def changed(value: Any, change: Callable[[Any], Any], inside: tuple[int, ...] = ()) -> Any:
     """Return a value with its tensors and sparse matrices changed.
 
-    Those inside of lists, tuples and dictionaries too; containers without changes are not copied,
-    and those that contain themselves (``inside``: what a value is in) keep that reference.
+    It enters lists, tuples and dictionaries. Unchanged containers are not copied, and a container
+    that contains itself (``inside`` has the ids of the outer ones) keeps this reference.
     """
     if type(value) in _INERT or id(value) in inside:
         return value
@@ -135,7 +135,7 @@ def _form(value: Any, tensors: list[Tensor]) -> Any:
 
 
 class Running(threading.local):
-    """What runs in this thread.
+    """The state of a thread.
 
     Attributes:
         inside: whether a memoised function runs; functions that it calls are not memoised.
@@ -146,12 +146,12 @@ class Running(threading.local):
     lent: list[Tensor] | None = None
 
     def begin(self) -> list[Tensor] | None:
-        """Let a layer borrow results until :meth:`end` is called with what this returns."""
+        """Let a layer borrow results until :meth:`end`, which takes the returned value."""
         before, self.lent = self.lent, []
         return before
 
     def end(self, before: list[Tensor] | None) -> list[Tensor]:
-        """Return what the layer has borrowed; for a layer around it, that is still borrowed."""
+        """Return the borrowed tensors of the layer; an outer layer still borrows them."""
         lent, self.lent = self.lent or [], before
         if before is not None:
             before += lent
@@ -228,20 +228,20 @@ def _is_plain(tensor: Tensor) -> bool:
 def _stored_edges(
     exact: list[Tensor], key: Hashable, edges: Tensor, shared: list[Tensor]
 ) -> Tensor:  # fmt: skip
-    """Return the stored edges for the same integers; if there are none, store these."""
+    """Return the stored edges for the same integers, or store these."""
     entry = find(exact, key)
     if entry is None or not entry.fits():
         entry = _Remembered.of(edges)
         if not keep(exact, key, entry):
             return edges
     elif any(entry.result is t for t in running.lent or ()):
-        return edges  # the layer has borrowed the stored ones already
+        return edges  # the layer borrows the stored edges already
     shared.append(entry.result)
     return entry.result  # type: ignore[no-any-return]
 
 
 def _borrow(result: Any, shared: list[Tensor]) -> Any:
-    """Lend a result to the running layer; it gets a copy of what it has borrowed already."""
+    """Lend a result to the running layer, or a copy if it borrows the result already."""
     lent = running.lent
     if lent is None:
         return result

@@ -1,8 +1,8 @@
 """Sparse graph translation: the adjacency matrix as tiles that Tensor Cores can multiply.
 
-Rows are split into windows, and the columns with entries in a window are moved together in order,
-so that its entries fill few tiles (TC-GNN, section 4.1, algorithm 1). For each column of a tile,
-``col`` has the row of the features that belongs to it.
+Rows are split into windows, and the columns with entries in a window are condensed in order, so
+that its entries fill few tiles (TC-GNN, section 4.1, algorithm 1). ``col`` has the row of the
+features for each column of a tile.
 """
 
 from dataclasses import dataclass
@@ -24,9 +24,9 @@ _MOST_SLOTS = 2**15  # slots are int16
 class Tiles:
     """Entries of a CSR matrix in tiles of ``window`` rows and ``tile`` columns.
 
-    These are all entries, or those in columns that rows of a window share. Tiles are ordered by
-    window, and entries by tile, column and row. Each entry has its own slot: a duplicate of an edge
-    gets another column.
+    They hold all entries, or entries in columns that rows of a window share. Tiles are ordered by
+    window, and entries by tile, column and row. Each entry has a slot: duplicates of an edge get
+    different columns.
 
     Attributes:
         window: rows of a tile.
@@ -165,7 +165,7 @@ def build_tiles(csr: CSR, window: int, tile: int, least: int = 1) -> Tiles:
     torch.cumsum((first_column.diff() + tile - 1) // tile, 0, out=window_ptr[1:])
     num_tiles = int(window_ptr[-1])
 
-    # The position of a column among those of all tiles, with the unused ones at ends of windows.
+    # The position of a column among all tile columns; unused columns are at the ends of windows.
     window_of_column = group_of_column // csr.num_cols
     position = torch.arange(group_of_column.numel(), device=device)
     position += window_ptr[window_of_column] * tile - first_column[window_of_column]
@@ -201,7 +201,7 @@ def _by_window_and_column(csr: CSR, window: int) -> tuple[Tensor, Tensor, Tensor
 def _own_columns(
     column: Tensor, group_of_column: Tensor, same_row: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Give duplicates of an edge different columns.
+    """Move duplicates of an edge to different columns.
 
     Args:
         column: [E], the column of every entry, ascending.

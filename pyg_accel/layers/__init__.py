@@ -1,6 +1,6 @@
 """Layers whose aggregation is sparse on both sides: MaxK-GNN (ASPLOS 2024) for PyG.
 
-Each is the layer of PyG of that name with a further argument ``k``, and MaxK in front.
+Each is a layer of PyG with MaxK in front, and an argument ``k``.
 """
 
 from pyg_accel.layers.activation import MaxK, maxk

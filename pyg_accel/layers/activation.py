@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 def masked(x: Tensor, k: int) -> Tensor:
-    """Return :func:`dense_maxk` by functions that TorchScript, traces and transforms know."""
+    """Return :func:`dense_maxk` by functions that TorchScript, traces and transforms support."""
     columns = torch.argsort(x, dim=-1, descending=True, stable=True)[..., :k]
     selected = torch.zeros_like(x, dtype=torch.bool).scatter(-1, columns, 1)
     return x.masked_fill(selected.logical_not(), 0.0)
@@ -45,9 +45,9 @@ def needs_torch(x: Any) -> bool:
 
 def copied(function: T, name: str) -> T:
     """Return a function under another name, under which TorchScript compiles it as a method."""
-    given: Any = function
-    copy: Any = FunctionType(given.__code__, given.__globals__, name, given.__defaults__)
-    copy.__annotations__ = given.__annotations__
+    original: Any = function
+    copy: Any = FunctionType(original.__code__, original.__globals__, name, original.__defaults__)
+    copy.__annotations__ = original.__annotations__
     return copy  # type: ignore[no-any-return]
 
 
@@ -72,9 +72,9 @@ def dense_maxk(x: Tensor | CBSR, k: int) -> Tensor:
 class MaxK(torch.nn.Module):
     """The MaxK nonlinearity as a layer (MaxK-GNN paper, section 3.1).
 
-    Keeps the k largest features of each row, whatever their sign, and sets the others to 0. Only
-    these have gradients. Use it like ReLU between ``Linear`` layers. In front of an aggregation use
-    the ``MaxK*Conv`` layers, which do not write the zeros.
+    Keeps the k largest features of each row, of any sign, and sets the others to 0, without
+    gradients. Use it like ReLU between ``Linear`` layers. In front of an aggregation use the
+    ``MaxK*Conv`` layers, which do not write the zeros.
 
     Args:
         k: how many features to keep; with no more than k features, all of them.

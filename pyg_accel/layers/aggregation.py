@@ -1,8 +1,8 @@
 """Shared code of the MaxK layers: MaxK, then the sum or mean of compressed features.
 
-MaxK is the first operation of a layer, on the features to aggregate. The linear map in front of it
-in the MaxK-GNN paper (``maxk(X W)``, equation 1) belongs to the layer before, so MaxK is where
-models of PyG have ReLU.
+MaxK is the first operation of a layer, on the features to aggregate. The linear map before it in
+the MaxK-GNN paper (``maxk(X W)``, equation 1) belongs to the previous layer, so MaxK replaces the
+ReLU in models of PyG.
 """
 
 from typing import Any
@@ -58,7 +58,7 @@ _REDUCES: dict[type, str] = {SumAggregation: "sum", MeanAggregation: "mean"}
 def compress(x: Features, k: int) -> Features:
     """Apply MaxK to features [N, F]; a CBSR is returned as it is.
 
-    If k is a large share of F, the result is dense, as that is aggregated faster.
+    If k is a large share of F, the result is dense, as dense features are aggregated faster.
     """
     if isinstance(x, CBSR):
         return x
@@ -73,7 +73,7 @@ def compress(x: Features, k: int) -> Features:
 def multiplies_first(conv: MessagePassing, features: Features, edge_index: Any, width: int) -> bool:
     """Return whether ``A (h W)``, with h the features, costs less than ``(A h) W``.
 
-    The second aggregates compressed features; the first writes them out and aggregates dense ones.
+    The second aggregates compressed features, the first dense ones.
 
     Args:
         conv: the layer.
@@ -91,7 +91,7 @@ def multiplies_first(conv: MessagePassing, features: Features, edge_index: Any, 
 
 
 def is_plain(lin: Linear) -> bool:
-    """Return whether a linear layer is its weight and bias, and nothing else."""
+    """Return whether a linear layer has only its weight and bias."""
     return type(lin) is Linear and lin.in_channels > 0 and not has_hooks(lin)
 
 
@@ -119,7 +119,7 @@ def written_out(x: Features) -> Tensor:
 
 
 def num_nodes(x: Features) -> int:
-    """Return how many nodes features belong to."""
+    """Return the number of nodes of features."""
     return _stored(x).size(-2)
 
 
@@ -149,7 +149,7 @@ def aggregate(
         [number of target nodes, F].
 
     Raises:
-        Exception: that of PyG, for sizes, features or an adjacency that do not fit.
+        Exception: as PyG, for sizes, features or an adjacency that do not fit.
     """
     features = x if isinstance(x, (Tensor, CBSR)) else x[0]  # for both flows, as in PyG
     reasons = pyg_reasons(conv, features, edge_index)
@@ -170,7 +170,7 @@ def _by_pyg(conv: MessagePassing, edge_index: Any, x: Any, **kwargs: Any) -> Any
 
 
 def _by_kernels(call: Call) -> tuple[Tensor, list[Computation]]:
-    """Aggregate dense or compressed features; return the result and what was computed."""
+    """Aggregate dense or compressed features; return the result and the computations."""
     conv: Any = call.owner
     (edge_index,), kwargs = call.args, dict(call.kwargs)
     x, size = kwargs.pop("x"), kwargs.pop("size")
@@ -215,7 +215,7 @@ def _graph_of(
 
 
 def adds_or_averages(conv: torch.nn.Module) -> bool:
-    """Return whether the aggregation of a layer is a sum or mean, which MaxK has kernels for."""
+    """Return whether a layer sums or averages: MaxK has kernels for both."""
     return type(conv.aggr_module) in _REDUCES
 
 

@@ -1,4 +1,4 @@
-"""``to_maxk``: an existing model with MaxK in place of ReLU and the same parameters."""
+"""``to_maxk``: an existing model with MaxK instead of ReLU, and the same parameters."""
 
 import copy as copying
 from collections import Counter
@@ -22,8 +22,8 @@ def to_maxk(model: Module, k: int, *, copy: bool = True) -> Module:
     """Replace every SAGEConv, GCNConv or GINConv after a ReLU, and the ReLU, with a MaxK layer.
 
     Reads the order of layers in stacks of PyG (``GraphSAGE``, ``GCN``, ``GIN`` and others built on
-    BasicGNN) and in PyG's ``Sequential``, in a model or by themselves. Elsewhere the order is in
-    code, which is not read: write ``MaxKSAGEConv`` there instead of ReLU and layer.
+    BasicGNN) and in PyG's ``Sequential``, alone or inside of a model. Other models have the order
+    in code, which is not read: write ``MaxKSAGEConv`` there instead of ReLU and layer.
 
     If something else reads the ReLU as well (jumping knowledge, a skip connection), it stays, and
     MaxK selects from its result. Layers that read the input features are not replaced, as there is
@@ -32,8 +32,8 @@ def to_maxk(model: Module, k: int, *, copy: bool = True) -> Module:
     Args:
         model: the model.
         k: how many features of each node to keep; the paper found 32 of 256 a good start.
-        copy: convert a copy. Otherwise the layers of ``model`` itself are changed, so that an
-            optimizer with its parameters has those of the result.
+        copy: convert a copy. Otherwise the layers of ``model`` are changed in place, and an
+            optimizer with its parameters stays valid.
 
     Returns:
         The model with MaxK, of the same class. Its attribute ``maxk_swaps`` lists which layers were
@@ -50,17 +50,17 @@ def to_maxk(model: Module, k: int, *, copy: bool = True) -> Module:
     model = copying.deepcopy(model) if copy else model
     places = Counter(id(m) for _, m in model.named_modules(remove_duplicate=False))
     shared = {module for module, count in places.items() if count > 1}
-    found: dict[str, Swap] = {}
+    by_name: dict[str, Swap] = {}
     for name, module in [*model.named_modules()]:
         prefix = f"{name}." if name else ""
         if isinstance(module, BasicGNN) and type(module).forward is BasicGNN.forward:
-            found |= {s.name: s for s in _swap_stack(prefix, module, k, shared)}
+            by_name |= {s.name: s for s in _swap_stack(prefix, module, k, shared)}
         elif type(module) is Sequential:
-            found |= {s.name: s for s in _swap_sequence(prefix, module, k, shared)}
-        elif isinstance(module, MessagePassing) and name not in found:
+            by_name |= {s.name: s for s in _swap_sequence(prefix, module, k, shared)}
+        elif isinstance(module, MessagePassing) and name not in by_name:
             reason = why_not(module, k) or (_IN_CODE if name else "it is the whole model: no ReLU")
-            found[name] = Swap(name, type(module).__name__, reason)
-    swaps = Swaps(found.values())
+            by_name[name] = Swap(name, type(module).__name__, reason)
+    swaps = Swaps(by_name.values())
     if not any(s.swapped for s in swaps):
         raise ValueError(f"nothing of {type(model).__name__} can be put on MaxK\n{swaps}")
     model.maxk_swaps = swaps  # type: ignore[assignment]
@@ -68,7 +68,7 @@ def to_maxk(model: Module, k: int, *, copy: bool = True) -> Module:
 
 
 def _swap_stack(prefix: str, stack: BasicGNN, k: int, shared: Collection[int]) -> Iterator[Swap]:
-    """Swap the layers of a model whose forward is known: conv, norm, act, dropout, conv, ..."""
+    """Swap the layers of a BasicGNN, whose forward is conv, norm, act, dropout, conv, ..."""
     act = stack.act
     is_relu = isinstance(act, ReLU) or act in (torch.relu, torch.nn.functional.relu)
     between = stack.act_first and any(not isinstance(n, Identity) for n in stack.norms)
@@ -115,14 +115,14 @@ def _swap_sequence(
         if reason:
             yield Swap(name, type(conv).__name__, reason)
             continue
-        relu_kept = "" if relu is None else _why_kept(model, relu, i)
+        relu_kept = "" if relu is None else _relu_reason(model, relu, i)
         yield swap(name, conv, k, relu_kept)
         if relu is not None and not relu_kept:
             setattr(model, model._children[relu].name, Identity())
 
 
 def _relu_before(model: Sequential, i: int) -> int | None:
-    """Return the place of the ReLU that child ``i`` reads, through dropout perhaps."""
+    """Return the place of the ReLU that child ``i`` reads, directly or through dropout."""
     value = [model._children[i].param_names[0]]
     for j in range(i - 1, -1, -1):
         child = model._children[j]
@@ -136,7 +136,7 @@ def _relu_before(model: Sequential, i: int) -> int | None:
     return None
 
 
-def _why_kept(model: Sequential, relu: int, i: int) -> str:
+def _relu_reason(model: Sequential, relu: int, i: int) -> str:
     """Return why a ReLU stays in front of child ``i``; empty if nothing else depends on it."""
     children = model._children
     module = getattr(model, children[relu].name)

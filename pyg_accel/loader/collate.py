@@ -1,14 +1,14 @@
 """Puts many small graphs into one batch, as ``torch_geometric.data.collate`` does.
 
-PyG asks every graph for every attribute how many nodes it has and how its indices shift, adds these
+PyG queries every graph for the number of nodes and the increment of every attribute, adds these
 numbers to each tensor, and fills a tensor per graph for the batch vector. Here the numbers of all
 graphs are one tensor, and an attribute is one native copy. The batch is the same, attribute for
-attribute. What is not copied, such as attributes other than tensors, is collated by PyG's own
-function, and graphs whose class has its own ``__inc__`` are asked one by one.
+attribute. PyG's function collates other attributes, such as lists, and graphs of a class with
+another ``__inc__`` are queried one by one.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from operator import attrgetter
 from typing import Any
 
@@ -21,13 +21,7 @@ from torch_geometric.utils import cumsum
 
 from pyg_accel.runtime.native import library_of
 
-__all__ = [
-    "are_dense",
-    "collate",
-    "collate_reasons",
-    "gather",
-    "is_shifted",
-]
+__all__ = ["are_dense", "collate", "collate_reasons", "gather", "is_shifted"]
 
 _STOCK_INC = (Data.__inc__, HeteroData.__inc__)
 _CPU = torch.device("cpu")
@@ -49,18 +43,14 @@ class _Group:
         self.stores, self.graphs, self.increment = stores, graphs, increment
         self.maps = [store._mapping for store in stores]
         self.store, self.names = stores[0], list(self.maps[0])
-        self._ptr: Tensor | None = None
         self._collated: dict[str, tuple[Any, Any, Any]] = {}
 
-    @property
+    @cached_property
     def ptr(self) -> Tensor:
-        """Number of nodes of the graphs before each, and of all: [B + 1]."""
-        if self._ptr is None:
-            self._ptr = self._counted()
-        return self._ptr
+        """Number of nodes of the graphs before each, and of all: [B + 1].
 
-    def _counted(self) -> Tensor:
-        """Count nodes by the attribute that PyG counts, if it is the same in all graphs."""
+        It follows from the attribute by which PyG counts nodes, if this is the same in all graphs.
+        """
         name = next((key for key in self.names if key in N_KEYS), "batch")
         stock = type(self.graphs[0]).__cat_dim__ in _STOCK_CAT_DIM
         if stock and not is_shifted(name) and "num_nodes" not in self.names:
@@ -72,7 +62,7 @@ class _Group:
         return cumsum(torch.tensor([store.num_nodes or 0 for store in self.stores]))
 
     def increments(self, name: str, values: list[Tensor]) -> Tensor:
-        """By how much an attribute is shifted in each graph: [B], or [B, 2, 1]."""
+        """Return the increment of an attribute in each graph, [B] or [B, 2, 1]."""
         inc = type(self.graphs[0]).__inc__
         if inc in _STOCK_INC and not is_shifted(name):
             return torch.zeros(len(values), dtype=torch.long)
@@ -100,8 +90,8 @@ class _Group:
             by = incs if moves else None
             if by is None or by.dim() == 1 or (by.shape[1:] == (2, 1) and values[0].dim() == 2):
                 dim = graph.__cat_dim__(name, values[0], self.stores[0])
-                if found := library.join(values, dim, by):
-                    return *found, incs
+                if joined := library.join(values, dim, by):
+                    return *joined, incs
         result: tuple[Any, Any, Any] = _collate(
             name, values, self.graphs, self.stores, self.increment
         )
@@ -133,7 +123,7 @@ def collate(
         data_list: the graphs, against which there are no :func:`collate_reasons`.
         increment: shift indices by the nodes of the graphs before.
         add_batch: add the vectors ``batch`` and ``ptr``.
-        follow_batch: attributes that get batch vectors of their own.
+        follow_batch: attributes that get batch vectors.
         exclude_keys: attributes to leave out.
 
     Returns:
@@ -158,7 +148,7 @@ def gather(
     follow_batch: Iterable[str] | None,
     exclude_keys: Iterable[str] | None,
 ) -> Collated:
-    """Make a result like a graph, of the attributes of groups by the keys of its storages."""
+    """Make a result like a graph, from groups of attributes by the keys of its storages."""
     out: Any = _empty(cls, type(like))
     out.stores_as(like)
     followed, excluded = set(follow_batch or ()), {"ptr", *(exclude_keys or ())}
@@ -195,8 +185,8 @@ def gather(
 def _empty(cls: type, kind: Any) -> Any:
     """Make a result without attributes.
 
-    PyG makes a class of batches once for each class of graphs, and then looks at arguments of
-    ``__init__``, of which those of its own classes need none.
+    PyG makes a class of batches for each class of graphs, and inspects arguments of ``__init__`` at
+    each call, which is only needed for classes of users.
     """
     if cls is kind:
         return cls()
@@ -211,12 +201,12 @@ def _class_of_batches(cls: Any, kind: type) -> type:
 
 
 def is_shifted(name: str) -> bool:
-    """Whether PyG increments an attribute of this name."""
+    """Whether PyG increments an attribute, by its name."""
     return "batch" in name or "index" in name or name == "face"
 
 
 def are_dense(values: list[Any]) -> bool:
-    """Whether values are ordinary tensors; of their layouts PyG looks at the first one as well."""
+    """Whether values are plain dense tensors; like PyG, only the first layout is checked."""
     if set(map(type, values)) != {Tensor}:
         return False
     return not values[0].is_nested and values[0].layout is torch.strided

@@ -20,18 +20,18 @@ class DataLoader(StockDataLoader):
 
     The graphs of an ``InMemoryDataset`` of ``Data`` objects, of a ``torch.utils.data.Subset`` of
     one, or of a list of ``Data`` objects, are copied to the device once, when the loader is made; a
-    batch is one native copy per attribute, and nothing is copied from the host but the numbers
-    of its graphs. What is changed in the dataset later has no effect. Other datasets (with a
-    transform, a ``get`` of their own, or typed graphs), and all where there is no native library
-    for the device, are read and collated as PyG does, and each batch is copied.
+    batch is one native copy per attribute, and only the numbers of its graphs come from the host.
+    Later changes of the dataset have no effect. Other datasets (with a transform, another ``get``,
+    or typed graphs), and devices without a native library, are read and collated by PyG, and each
+    batch is copied.
 
     Args:
         dataset: the graphs.
         batch_size: number of graphs of a batch.
         shuffle: draw them in a new order in each epoch.
-        follow_batch: attributes that get batch vectors of their own.
+        follow_batch: attributes that get batch vectors.
         exclude_keys: attributes to leave out.
-        device: where batches are, such as ``"cuda"``; None for where the graphs are.
+        device: the device of batches, such as ``"cuda"``; None for the device of the graphs.
         **kwargs: other arguments of ``torch.utils.data.DataLoader``.
 
     Raises:
@@ -75,7 +75,7 @@ class DataLoader(StockDataLoader):
 
 
 class _Resident(torch.utils.data.Dataset[Any]):
-    """A dataset in memory, whose items are collated without being made."""
+    """A dataset in memory that is collated without making its items."""
 
     def __init__(self, graphs: InMemoryDataset, counted: str) -> None:
         self.graphs, self.counted = graphs, counted
@@ -99,7 +99,7 @@ class _Collated(InMemoryDataset):
 
 
 def _resident(dataset: Any, device: torch.device | None) -> Any:
-    """Return a dataset whose tensors are on a device; what is not in memory as it is."""
+    """Return a dataset with its tensors on a device; others than in-memory ones unchanged."""
     if isinstance(dataset, Subset):
         return Subset(_resident(dataset.dataset, device), dataset.indices)
     listed = isinstance(dataset, (list, tuple)) and dataset

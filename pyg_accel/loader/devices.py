@@ -1,7 +1,7 @@
-"""Neighbour loaders whose batches are made on a GPU: where a sampler samples, and what it reads.
+"""Neighbour loaders with batches on a GPU: the device of a sampler, and of the tensors it reads.
 
-A GPU reads copies of a loader's tensors, as far as there is room for them. Others lie in pinned
-host memory, which its kernels read over PCIe; for torch they are tensors of the GPU all the same.
+A GPU reads copies of a loader's tensors, as far as they fit. Others lie in pinned host memory, and
+kernels read them over PCIe; for torch they are tensors of the GPU.
 """
 
 import copy
@@ -30,22 +30,22 @@ _log = logging.getLogger("pyg_accel")
 
 
 def device_of(sampler: Any) -> torch.device:
-    """Return where a sampler, of any class, samples. A user's own may answer to any name."""
+    """Return the device of a sampler; CPU for samplers of other classes."""
     return vars(sampler).get(_DEVICE, _CPU) if isinstance(sampler, NeighborSampler) else _CPU
 
 
 def why_on_cpu(sampler: Any) -> str:
-    """Return why a sampler samples on the CPU what is wanted on a GPU; empty if it does not."""
+    """Return why a sampler for a GPU samples on the CPU, or an empty string."""
     return getattr(sampler, _REASON, "")
 
 
 def place(sampler: Any, data: Any, wanted: torch.device | None) -> None:
-    """Decide where a new sampler samples.
+    """Set the device of a new sampler.
 
     Args:
         sampler: a ``torch_geometric.sampler.NeighborSampler``.
-        data: what it was made of.
-        wanted: the device of its batches; None for the one that all of its graph lies on.
+        data: its source.
+        wanted: the device of its batches; None for the device of its graph.
     """
     device = _graph_device(data) if wanted is None else wanted
     if device.type != "cuda":
@@ -58,45 +58,46 @@ def place(sampler: Any, data: Any, wanted: torch.device | None) -> None:
         return
     if device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
-    setattr(sampler, _DEVICE, device)
-    for name in _GRAPH:
-        if hasattr(sampler, name):
-            setattr(sampler, name, _each(getattr(sampler, name), device))
+    _move(sampler, device)
     # PyG's loader compares them with the times of seeds, which are on the CPU.
     sampler.node_time = _each(sampler.node_time, _CPU)
 
 
 def leave_on_cpu(sampler: Any, reason: str) -> None:
-    """Let a sampler sample on the CPU, wherever its graph is."""
+    """Let a sampler sample on the CPU, for a graph on any device."""
     if device_of(sampler) != _CPU:
-        setattr(sampler, _DEVICE, _CPU)
         setattr(sampler, _REASON, reason)
-        for name in _GRAPH:
-            if hasattr(sampler, name):
-                setattr(sampler, name, _each(getattr(sampler, name), _CPU))
+        _move(sampler, _CPU)
+
+
+def _move(sampler: Any, device: torch.device) -> None:
+    setattr(sampler, _DEVICE, device)
+    for name in _GRAPH:
+        if hasattr(sampler, name):
+            setattr(sampler, name, _each(getattr(sampler, name), device))
 
 
 def _graph_device(data: Any) -> torch.device:
-    """Return where all edges lie; the CPU if that is no single device."""
+    """Return the device of all edges; the CPU if there are several."""
     if not isinstance(data, (Data, HeteroData)):
         return _CPU
-    found = set()
+    devices = set()
     for store in data.edge_stores:
         edges = store.get("edge_index", store.get("adj_t"))
         where: Any = getattr(edges, "device", _CPU)  # a method of SparseTensor
-        found.add(where() if callable(where) else where)
-    return found.pop() if len(found) == 1 else _CPU
+        devices.add(where() if callable(where) else where)
+    return devices.pop() if len(devices) == 1 else _CPU
 
 
 def _each(held: Any, device: torch.device) -> Any:
-    """Let a device read a tensor, the tensors of a dictionary, or nothing."""
+    """Return a tensor, or a dictionary of tensors, in a form that a device can read."""
     if isinstance(held, dict):
         return {key: _each(value, device) for key, value in held.items()}
     return None if held is None else readable(held, device)
 
 
 def may_have_changed(sampler: Any, tensors: Sequence[Tensor]) -> bool:
-    """Return whether tensors of a sampler are others than in its last call, or may be written."""
+    """Return whether tensors of a sampler differ from its last call, or may change unseen."""
     seen = getattr(sampler, _SEEN, None)
     if seen is not None and seen.fits(tensors) and not any(map(changes_unseen, tensors)):
         return False
@@ -105,7 +106,7 @@ def may_have_changed(sampler: Any, tensors: Sequence[Tensor]) -> bool:
 
 
 class _HostMemory:
-    """Pinned memory as a GPU sees it, for as long as a tensor of the GPU lies in it."""
+    """Pinned memory in the form of CUDA memory; it lives as long as tensors in it."""
 
     def __init__(self, tensor: Tensor, device: torch.device) -> None:
         self._tensor = tensor
@@ -113,7 +114,7 @@ class _HostMemory:
             "version": 3, "typestr": "|u1", "shape": (tensor.nbytes,),
             "data": (tensor.data_ptr(), False),
         }  # fmt: skip
-        # Kernels that are queued read it before another tensor gets it.
+        # Queued kernels must read it before it is reused.
         finalize(self, torch.cuda.synchronize, device).atexit = False
 
 
@@ -124,7 +125,7 @@ def _on_host(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def _room(device: torch.device) -> int:
-    """Return how many bytes may be copied to a GPU: an eighth of it is left for batches."""
+    """Return the bytes that may be copied to a GPU: an eighth is reserved for batches."""
     free, total = torch.cuda.mem_get_info(device)
     cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return free + cached - total // 8
@@ -133,14 +134,14 @@ def _room(device: torch.device) -> int:
 def readable(tensor: Tensor, device: torch.device) -> Tensor:
     """Return a tensor that kernels of a device can read.
 
-    It is the tensor itself; or the memory of a pinned one; or its only copy on the device, or in
-    pinned memory where that has no room, which lasts for as long as the tensor does.
+    It is the tensor itself, or the memory of a pinned tensor, or a copy on the device (in pinned
+    memory if it does not fit). The copy is shared, and lives as long as the tensor.
     """
     if tensor.device == device:
         return tensor
     dense = type(tensor) is Tensor and tensor.layout is torch.strided and not tensor.requires_grad
 
-    def made() -> Tensor:
+    def move() -> Tensor:
         if device.type != "cuda" or not dense or tensor.nbytes <= _room(device):
             return tensor.to(device)
         _log.info("%.2f GiB do not fit into %s: they stay in pinned host memory",
@@ -149,17 +150,17 @@ def readable(tensor: Tensor, device: torch.device) -> Tensor:
 
     if device.type == "cuda" and dense and tensor.is_pinned() and tensor.is_contiguous():
         return _on_host(tensor, device)
-    return derived([tensor], ("copy", device), made, lasting=True)
+    return derived([tensor], ("copy", device), move, lasting=True)
 
 
 def data_for(data: Data | HeteroData, device: torch.device) -> Any:
-    """Return data whose tensors a device can read; those of several loaders share the copies."""
+    """Return data whose tensors a device can read; several loaders share the copies."""
 
     def there(value: Any) -> Any:
         if isinstance(value, Tensor):
             return readable(value, device)
-        return value.to(device)  # others, which PyG lets be what they are if they cannot
+        return value.to(device)  # apply() leaves values without to() unchanged
 
-    # Last those of which PyG's loader reads no more than the device.
+    # The edges last: PyG's loader only reads their device.
     first = [name for store in data.stores for name in store if name != "edge_index"]
     return copy.copy(data).apply(there, *first).apply(there)

@@ -1,6 +1,6 @@
-"""Graphs of an ``InMemoryDataset`` by their numbers, which become a batch without being separated.
+"""Graphs of an ``InMemoryDataset`` by number, collated without separating them.
 
-The dataset holds all graphs as one: an attribute of a batch is one native copy of parts of it.
+The dataset holds all graphs as one: an attribute of a batch is one native copy of its parts.
 """
 
 from collections.abc import Sequence
@@ -23,12 +23,12 @@ class Selected:
 
     Args:
         dataset: holds the graphs; :func:`counted_by` has accepted it.
-        index: their numbers among the items of the dataset.
+        index: numbers of items of the dataset.
         counted: attribute that has a row per node.
 
     Attributes:
         data: all graphs as one.
-        store: where it holds their attributes.
+        store: the storage of their attributes.
         names: of the attributes.
         ptr: number of nodes of the graphs before each, and of all: [B + 1].
     """
@@ -43,7 +43,7 @@ class Selected:
         self.ptr = self._slices(counted)
 
     def __len__(self) -> int:
-        """Return how many there are."""
+        """Return the number of graphs."""
         return len(self._index)
 
     def _slices(self, name: str) -> Tensor:
@@ -68,8 +68,8 @@ class Selected:
 def counted_by(dataset: InMemoryDataset, device: torch.device | None) -> str:
     """Return the attribute that has a row per node, if batches can be copied from a dataset.
 
-    It is empty for datasets whose items are not what their tensors say, and have to be made, and
-    where there is no library for the device (None: that of the tensors).
+    It is empty for datasets that compute their items, and for devices without a library (None: the
+    device of the tensors).
     """
     cls, data, where = type(dataset), dataset._data, dataset.slices
     stock = cls.get is InMemoryDataset.get and cls.__getitem__ is Dataset.__getitem__
@@ -89,8 +89,8 @@ def counted_by(dataset: InMemoryDataset, device: torch.device | None) -> str:
         value = store._mapping[name]
         if isinstance(value, list) and value and isinstance(value[0], str):
             continue
-        known = are_dense([value]) and value.dim() > 0 and "batch" not in name
-        if not known or value.requires_grad or library_of(device or value.device) is None:
+        supported = are_dense([value]) and value.dim() > 0 and "batch" not in name
+        if not supported or value.requires_grad or library_of(device or value.device) is None:
             return ""
         begins = where[name]
         listed = begins.is_cpu and begins.dim() == 1 and begins.dtype == torch.long

@@ -1,8 +1,8 @@
-"""The stream on which a GPU samples a batch, beside the step that runs on those before it.
+"""The stream on which a GPU samples a batch, in parallel with the step on earlier batches.
 
-A sampler waits for the device once a hop. On the current stream it would wait for all steps that
-are queued there, and the device would then wait for it. The host is one batch ahead, no more: what
-is made further ahead only takes memory.
+A sampler waits for the device once per hop. On the current stream it would wait for all queued
+steps, and the device would then wait for it. The host is at most one batch ahead: further batches
+would only take memory.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ __all__ = ["beside"]
 
 
 class _Own:
-    """A stream, and the place in others up to which work was queued before its last block."""
+    """A stream, and an event after the work that was queued before its last block."""
 
     def __init__(self, device: torch.device) -> None:
         self.stream = torch.cuda.Stream(device)
@@ -28,18 +28,18 @@ _own = lru_cache(maxsize=64)(_Own)  # by device
 
 @contextmanager
 def beside(device: torch.device, *, after: bool) -> Iterator[list[Tensor]]:
-    """Queue the work of a block on a GPU's own stream for it; on a CPU, just run the block.
+    """Queue the work of a block on a separate stream of a GPU; on a CPU, run the block.
 
     Args:
-        device: where the work is.
-        after: it reads what the current stream may still be writing.
+        device: the device of the work.
+        after: wait for pending writes of the current stream.
 
     Yields:
-        A list for the tensors that are made, which the current stream may use after the block.
+        A list for new tensors, which the current stream may use after the block.
     """
-    made: list[Tensor] = []
+    created: list[Tensor] = []
     if device.type != "cuda":
-        yield made
+        yield created
         return
     current, own = torch.cuda.current_stream(device), _own(device)
     before, own.before = own.before, current.record_event()
@@ -48,7 +48,7 @@ def beside(device: torch.device, *, after: bool) -> Iterator[list[Tensor]]:
     if after:
         own.stream.wait_event(own.before)
     with torch.cuda.stream(own.stream):
-        yield made
+        yield created
     current.wait_stream(own.stream)
-    for tensor in made:
+    for tensor in created:
         tensor.record_stream(current)

@@ -61,9 +61,9 @@ def attention_plan_of(
     weight = Binary("div", Operand("e", n + 1), Operand("v", n + 2))
     recorded = any(needs)
     passes = (
-        (Output(scores, "v", (heads, 1), "max", kept=False),),
-        (Output(share, "e", (heads, 1), wide=True, kept=recorded),
-         Output(share, "v", (heads, 1), wide=True, kept=recorded)),
+        (Output(scores, "v", (heads, 1), "max", returned=False),),
+        (Output(share, "e", (heads, 1), wide=True, returned=recorded),
+         Output(share, "v", (heads, 1), wide=True, returned=recorded)),
         (Output(Binary("mul", values, weight), "v", (heads, width)),),
     )  # fmt: skip
     trailings = tuple([t.shape[1:] for t in operands])
@@ -85,7 +85,8 @@ def _gradients(rule: AttentionRule, sizes: Sizes, degrees: int) -> tuple[Passes,
     inner = Binary("mul", weight, inner if rule.message[1] == 1 else Sum(inner))
     of_score = Binary("sub", of_weight, Binary("mul", weight, sums))
     gradients = operand_gradients(score, value, rule.needs, kinds, grad, weight, of_score)
-    passes = [[Output(inner, side, number, wide=True, kept=False) for side in "ev"], list[Output]()]
+    first = [Output(inner, side, number, wide=True, returned=False) for side in "ev"]
+    passes = [first, list[Output]()]
     order: list[list[int]] = [[], []]
     for i, formula in gradients.items():
         late = any(o.index == of_weight.index for o in operands_of(formula))

@@ -27,7 +27,7 @@ from pyg_accel.formula import (
     times,
 )
 from pyg_accel.graph import CSR
-from pyg_accel.graph.facts import facts_of, known_of
+from pyg_accel.graph.facts import cache_of, facts_of
 from pyg_accel.machine import is_captured
 from pyg_accel.ops.arrays import Arrays
 from pyg_accel.ops.operator import call
@@ -213,7 +213,7 @@ def mean_share(rowptr: Tensor, turned: CSR, dtype: torch.dtype) -> tuple[Tensor,
     by_edge, by_node = "mul(u0,e1)", "mul(u0,u1)"
     if type(turned.col) is not Tensor:  # a compiler's tensors have symbols for sizes
         return _share(rowptr, dtype).index_select(0, turned.col).view(-1, 1, 1), by_edge
-    known, key = known_of(turned), ("mean", dtype)
+    known, key = cache_of(turned), ("mean", dtype)
     weight: Tensor | None = known.get(key)
     if weight is not None:
         return weight, by_edge

@@ -17,7 +17,7 @@ from pyg_accel.backends.spec import Shapes
 from pyg_accel.graph import CSR, Graph
 from pyg_accel.graph.column_reuse import kind_of
 from pyg_accel.graph.csr import Edges
-from pyg_accel.graph.facts import facts_of, known_of
+from pyg_accel.graph.facts import cache_of, facts_of
 from pyg_accel.machine import is_captured
 from pyg_accel.ops.arrays import Arrays
 from pyg_accel.ops.autograd import NO_GRADIENT, Fold, Gradient, Result
@@ -247,7 +247,7 @@ def _degrees(csr: CSR, dtype: torch.dtype, *, stored: bool) -> Tensor:
         dtype: of the gradient.
         stored: keep it with the graph.
     """
-    known, key = known_of(csr) if stored else {}, ("degrees", dtype)
+    known, key = cache_of(csr) if stored else {}, ("degrees", dtype)
     found: Tensor | None = known.get(key)
     if found is None:
         found = csr.rowptr.diff().clamp(min=1).view(-1, 1, 1).to(dtype)

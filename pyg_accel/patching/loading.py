@@ -78,7 +78,7 @@ def construct(function: Callable[..., None], self: Any, *args: Any, **kwargs: An
     if not _takes_part():
         return function(self, *args, **kwargs)
     function(self, *args, **kwargs)
-    if self.edge_weight is not None and type(self) is NeighborSampler and seam.is_given():
+    if self.edge_weight is not None and type(self) is NeighborSampler and seam.is_active():
         self.__class__ = WeightedSampler
     data = args[0] if args else kwargs["data"]
     devices.place(self, data, _wanted[-1] if _wanted else None)

@@ -1,7 +1,7 @@
-"""The public interface of pyg-lib 0.9, which ``patch()`` gives PyG where pyg-lib is missing.
+"""The public interface of pyg-lib 0.9, which ``patch()`` gives PyG if pyg-lib is missing.
 
-Names, arguments, shapes, dtypes, gradients and errors are those of
-https://github.com/pyg-team/pyg-lib; where results may differ, the function says so.
+Names, arguments, shapes, dtypes, gradients and errors follow https://github.com/pyg-team/pyg-lib;
+functions with other results say so.
 """
 
 from pyg_accel.pyg_lib import ops, partition, sampler
@@ -12,5 +12,5 @@ __version__ = "0.9.0"  # the version of pyg-lib whose interface this is
 
 
 def cuda_version() -> int:
-    """Return the version of CUDA that the kernels need: none, they are Triton's."""
+    """Return -1: the kernels are not compiled for a version of CUDA."""
     return -1

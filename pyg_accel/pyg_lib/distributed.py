@@ -1,7 +1,7 @@
-"""What PyG's distributed samplers ask of ``torch.ops.pyg``: one hop, and bringing hops together.
+"""``torch.ops.pyg`` for PyG's distributed samplers: sampling one hop, and merging hops.
 
-Each partition of a graph samples a hop of its own seeds; the results are merged into the order of
-all seeds, and after the last hop the nodes are numbered.
+Each partition of a graph samples a hop of its seeds; the results are merged into the order of all
+seeds, and after the last hop the nodes are numbered.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,20 +25,20 @@ def dist_neighbor_sample(
     edge_weight: Tensor | None = None, csc: bool = False, replace: bool = False,
     directed: bool = True, disjoint: bool = False, temporal_strategy: str = "uniform",
 ) -> tuple[Tensor, Tensor, list[int]]:  # fmt: skip
-    """Sample one hop, each seed by itself.
+    """Sample one hop, separately for each seed.
 
-    The arguments are those of :func:`pyg_accel.pyg_lib.sampler.neighbor_sample`; the ends of edges
-    may be nodes of another type than the seeds, to which ``node_time`` belongs. Seeds beyond
-    ``rowptr`` have no edges: PyG's parts end with the last node that has some.
+    For the arguments see :func:`pyg_accel.pyg_lib.sampler.neighbor_sample`; neighbours, to which
+    ``node_time`` belongs, may be nodes of another type than the seeds. Seeds beyond ``rowptr`` have
+    no edges: PyG's parts end with the last node with edges.
 
     Returns:
-        The seeds and the neighbours of one after another, with duplicates (if ``disjoint`` as
-        [n, 2], the number of the seed first), the ids of the edges, and how many nodes there are up
-        to the seeds and up to the neighbours of each.
+        The seeds, followed by their neighbours seed by seed, with duplicates (if ``disjoint`` as
+        [n, 2], the number of the seed first); the ids of the edges; and cumulative numbers of
+        nodes, for the seeds and for the neighbours of each.
 
     Raises:
-        ValueError: for edges between all nodes (``directed=False``), as in pyg-lib, or what
-            ``neighbor_sample`` raises it for.
+        ValueError: for edges between all nodes (``directed=False``), as in pyg-lib, and as
+            ``neighbor_sample`` does.
     """
     if not directed:
         raise ValueError("expected 'directed' to be True: one hop has no edges between neighbours")
@@ -70,21 +70,21 @@ def merge_sampler_outputs(
     partition_orders: Sequence[int], num_partitions: int, num_neighbors: int,
     batch: Tensor | None = None, disjoint: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor | None, list[int]]:  # fmt: skip
-    """Bring what partitions sampled into the order of all seeds, without the seeds.
+    """Merge the samples of partitions into the order of all seeds, without the seeds.
 
     Args:
         node_ids: of each partition, the result of :func:`dist_neighbor_sample`, like the next two.
         edge_ids: of each partition.
         cumsum_neighbors_per_node: of each partition.
         partition_ids: the partition of every seed.
-        partition_orders: which of the seeds of its partition every seed is.
+        partition_orders: the position of every seed among the seeds of its partition.
         num_partitions: not used.
         num_neighbors: not used.
         batch: [S] numbers of seeds, if ``disjoint``.
         disjoint: return also the number of the seed of every node.
 
     Returns:
-        Nodes, edges, numbers of seeds, and how many neighbours every seed has.
+        Nodes, edges, numbers of seeds, and the number of neighbours of every seed.
     """
     nodes, edges, counts = [], [], []
     for part, place in zip(partition_ids, partition_orders, strict=True):
@@ -102,12 +102,12 @@ def relabel_neighborhood(
     num_sampled_neighbors_per_node: Sequence[int], num_nodes: int, batch: Tensor | None = None,
     csc: bool = False, disjoint: bool = False,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Number nodes from the seeds on, in the order of their first appearance.
+    """Number the seeds and then other nodes, in the order of their first appearance.
 
     Args:
         seed: [S].
         sampled_nodes_with_duplicates: [n], the neighbours of one node after another.
-        num_sampled_neighbors_per_node: how many neighbours each has.
+        num_sampled_neighbors_per_node: number of neighbours of each.
         num_nodes: not used.
         batch: [n] numbers of seeds, if ``disjoint``.
         csc: return columns first.
@@ -130,7 +130,7 @@ def hetero_relabel_neighborhood(
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:  # fmt: skip
     """Number nodes as :func:`relabel_neighborhood` does, by type.
 
-    Neighbours come by hop, then by type of edges; so do their numbers per node.
+    Neighbours, and their numbers per node, are ordered by hop, then by type of edges.
     """
     number, began = {}, 0
     for node_type in dict.fromkeys([*seed_dict, *node_types]):  # numbers of seeds go on by type
@@ -143,17 +143,17 @@ def hetero_relabel_neighborhood(
     rows: dict[str, list[Tensor]] = {"__".join(kind): [] for kind in edge_types}
     cols: dict[str, list[Tensor]] = {"__".join(kind): [] for kind in edge_types}
     for hop in range(len(num_sampled_neighbors_per_node_dict["__".join(edge_types[0])])):
-        found = dict(seen)
+        reached = dict(seen)
         for kind in edge_types:
             name, (of, to) = "__".join(kind), (kind[-1], kind[0]) if csc else (kind[0], kind[-1])
             row = torch.repeat_interleave(_integers(num_sampled_neighbors_per_node_dict[name][hop]))
             col = number[to][used[to] : used[to] + row.numel()]
             used[to] += row.numel()
             if col.numel():
-                found[to] = max(found[to], int(col.max()) + 1)
+                reached[to] = max(reached[to], int(col.max()) + 1)
             rows[name].append((row + before[of]).to(col.dtype))
             cols[name].append(col)
-        before, seen = seen, found  # the nodes of a hop are those that the one before found
+        before, seen = seen, reached  # nodes of the next hop
     row_dict, col_dict = ({k: torch.cat(t) for k, t in each.items()} for each in (rows, cols))
     return (col_dict, row_dict) if csc else (row_dict, col_dict)
 
@@ -163,9 +163,9 @@ def _integers(counts: Sequence[int]) -> Tensor:
 
 
 def _numbered(seed: Tensor, nodes: Tensor, batch: Tensor | None, began: int) -> Tensor:
-    """Number nodes by their first appearance, behind the seeds, whose subgraphs begin at a number.
+    """Number nodes by their first appearance after the seeds; ``began`` is the first subgraph.
 
-    Nodes of another subgraph are others.
+    Nodes of different subgraphs are different.
     """
     key = torch.cat([seed, nodes]).long()
     if batch is not None:

@@ -21,7 +21,7 @@ ONE = ""  # the only type of nodes, and of edges, of a homogeneous graph
 
 
 class Edges(NamedTuple):
-    """What is asked of a sampler, by type of nodes or of edges."""
+    """The arguments of a sampler, by type of nodes or of edges."""
 
     ends: dict[Any, tuple[Any, Any]]  # the types of source and target of each type of edges
     colptr: Mapping[Any, Tensor]
@@ -32,15 +32,25 @@ class Edges(NamedTuple):
     edge_time: Mapping[Any, Tensor]
     edge_weight: Mapping[Any, Tensor]
 
+    @classmethod
+    def of_one_type(
+        cls, colptr: Tensor, row: Tensor, num_nodes: int, num_neighbors: Sequence[int],
+        *values: Tensor | None,
+    ) -> "Edges":  # fmt: skip
+        """Return the edges of a homogeneous graph; ``values`` are times and weights, in order."""
+        by_type = [{} if value is None else {ONE: value} for value in values] or [{}, {}, {}]
+        return cls({ONE: (ONE, ONE)}, {ONE: colptr}, {ONE: row}, {ONE: num_nodes},
+                   {ONE: num_neighbors}, *by_type)  # fmt: skip
+
 
 class Draw(NamedTuple):
-    """How edges are drawn.
+    """How edges are sampled.
 
     Attributes:
-        device: where.
+        device: the device.
         replace: with replacement.
-        induced: all edges between the nodes that are found.
-        disjoint: a subgraph of its own for every seed.
+        induced: all edges between the sampled nodes.
+        disjoint: a separate subgraph for every seed.
         temporal_strategy: ``"uniform"`` or ``"last"``.
         backward: along edges, not against them.
     """
@@ -60,10 +70,10 @@ def sample(
 ) -> SamplerOutput | HeteroSamplerOutput:
     """Sample a subgraph around seeds, as PyG's ``NeighborSampler`` does with pyg-lib.
 
-    Nodes are numbered from the seeds on, in the order of their first appearance; edges come by hop
-    and by target. Random numbers follow ``torch.manual_seed`` and do not depend on the number of
-    threads: the same distribution as pyg-lib's, not the same batches. A GPU's may be others than a
-    CPU's.
+    Seeds are numbered first, then other nodes in the order of their first appearance; edges are
+    ordered by hop and target. Random numbers follow ``torch.manual_seed`` and do not depend on the
+    number of threads: the same distribution as pyg-lib's, not the same batches. Batches of a GPU
+    may differ from the CPU's.
 
     Args:
         sampler: a ``torch_geometric.sampler.NeighborSampler``.
@@ -72,7 +82,7 @@ def sample(
             default the time of the seed node.
 
     Returns:
-        What ``NeighborSampler`` returns before it makes edges bidirectional, on the device of the
+        The result of ``NeighborSampler`` before it makes edges bidirectional, on the device of the
         sampler. Induced subgraphs have no numbers per hop.
 
     Raises:
@@ -88,18 +98,12 @@ def sample(
         sampler.disjoint, sampler.temporal_strategy, sampler.sample_direction == "backward",
     )  # fmt: skip
     waits = _must_wait(sampler, graph, seeds, times)
-    found: Any = draw(graph, how, seeds, times, after=waits)
-    out: SamplerOutput | HeteroSamplerOutput = found
+    typed_out: Any = draw(graph, how, seeds, times, after=waits)
+    out: SamplerOutput | HeteroSamplerOutput = typed_out
     if not typed:
-        out = SamplerOutput(
-            node=found.node[ONE],
-            row=found.row[ONE],
-            col=found.col[ONE],
-            edge=found.edge[ONE],
-            batch=found.batch and found.batch[ONE],
-            num_sampled_nodes=found.num_sampled_nodes and found.num_sampled_nodes[ONE],
-            num_sampled_edges=found.num_sampled_edges and found.num_sampled_edges[ONE],
-        )
+        names = ("node", "row", "col", "edge", "batch", "num_sampled_nodes", "num_sampled_edges")
+        by_type = {name: getattr(typed_out, name) for name in names}
+        out = SamplerOutput(**{name: each and each[ONE] for name, each in by_type.items()})
     what = f"neighbors {sampler.num_neighbors.values}"
     seconds = time.perf_counter() - began
     where, reason = device_of(sampler).type, why_on_cpu(sampler)
@@ -108,19 +112,15 @@ def sample(
 
 
 def _homogeneous(sampler: Any) -> Edges:
-    def single(value: Tensor | None) -> dict[Any, Tensor]:
-        return {} if value is None else {ONE: value}
-
     num_neighbors = sampler.num_neighbors.get_mapped_values()
     if isinstance(num_neighbors, dict):
         raise ValueError(
             f"expected 'num_neighbors' to be a list for a graph with one type of edges "
             f"(got {num_neighbors!r})"
         )
-    return Edges(
-        {ONE: (ONE, ONE)}, {ONE: sampler.colptr}, {ONE: sampler.row},
-        {ONE: sampler.num_nodes}, {ONE: num_neighbors}, single(sampler.node_time),
-        single(sampler.edge_time), single(sampler.edge_weight),
+    return Edges.of_one_type(
+        sampler.colptr, sampler.row, sampler.num_nodes, num_neighbors, sampler.node_time,
+        sampler.edge_time, sampler.edge_weight,
     )  # fmt: skip
 
 
@@ -142,7 +142,7 @@ def _typed(sampler: Any) -> Edges:
 
 
 def _by_edges(graph: Edges) -> dict[Any, int]:
-    """How many nodes there are of each type, those included that only edges tell of."""
+    """Return the number of nodes of each type, including nodes that only edges refer to."""
     counts = dict(graph.num_nodes)
     for relation, (source, _) in graph.ends.items():
         row = graph.row[relation]
@@ -151,7 +151,7 @@ def _by_edges(graph: Edges) -> dict[Any, int]:
 
 
 def _counted(sampler: Any, relations: Mapping[Any, tuple[Any, Any]]) -> dict[Any, int]:
-    """How many nodes there are of each type; as many as its edges tell where PyG cannot."""
+    """Return the number of nodes of each type; from its edges if PyG does not have it."""
     counts = dict(sampler.num_nodes)
     for kind in (kind for kind, count in counts.items() if count is None):
         as_target = [
@@ -175,10 +175,10 @@ def draw(
 
     Args:
         graph: the edges.
-        how: the way.
+        how: the method.
         seeds: ids of nodes by type.
         seed_time: their times.
-        after: wait for what the current stream of a GPU writes.
+        after: wait for pending writes of the current stream of a GPU.
 
     Raises:
         ValueError: names the argument, or what is wrong with the graph.
@@ -201,16 +201,16 @@ def draw(
         if values.shape != graph.row[kind].shape or values.dtype not in _WEIGHTS:
             raise ValueError(f"expected 'weight_attr' to be a float32 or float64 number of every "
                              f"edge (got {_shown(values)})")  # fmt: skip
-    with beside(how.device, after=after) as made:
+    with beside(how.device, after=after) as created:
         tensors, counts, fault = _draw(graph, how, types, seeds, seed_time)
-        made += tensors
+        created += tensors
     if fault:
         raise ValueError(fault)
     each = iter(tensors)
     edges = {k: (next(each), next(each), next(each)) for k in relations}
     nodes = {kind: (next(each), next(each)) for kind in types}
     first, *hops = _hops(counts, len(types), len(relations))
-    if induced and hops:  # the nodes that the last hop found are outside of the subgraph
+    if induced and hops:  # the nodes of the last hop are outside of the subgraph
         for kind, new in zip(types, hops[-1][1], strict=True):
             node, batch = nodes[kind]
             nodes[kind] = node[: node.numel() - new], batch[: max(batch.numel() - new, 0)]
@@ -236,12 +236,9 @@ def draw(
 
 
 def _must_wait(
-    sampler: Any,
-    graph: Edges,
-    seeds: Mapping[Any, Tensor],
-    seed_time: Mapping[Any, Tensor] | None,
+    sampler: Any, graph: Edges, seeds: Mapping[Any, Tensor], seed_time: Mapping[Any, Tensor] | None
 ) -> bool:
-    """Return whether a sampler reads what the current stream of its GPU may still be writing."""
+    """Return whether a sampler reads tensors that the current stream may still write."""
     if device_of(sampler).type == "cpu":
         return False
     held = (graph.colptr, graph.row, graph.node_time, graph.edge_time, graph.edge_weight)
@@ -256,7 +253,7 @@ def _draw(
     seeds: Mapping[Any, Tensor],
     seed_time: Mapping[Any, Tensor] | None,
 ) -> tuple[list[Tensor], list[int], str]:
-    """Call the library: what is sampled, how much of it in each hop, and what was wrong."""
+    """Call the library; return the sample, the numbers per hop, and the error, if any."""
     device, relations = how.device, list(graph.ends)
     library = cuda_library() if device.type == "cuda" else cpu_library()
     nothing = torch.empty(0, dtype=torch.int64, device=device)
@@ -280,31 +277,26 @@ def _draw(
             [ready(graph.colptr[k]) for k in relations],
             [ready(graph.row[k]) for k in relations],
             [types.index(end) for k in relations for end in graph.ends[k]],
-            [num_nodes[kind] for kind in types],
-            [seeds.get(kind, nothing) for kind in types],
+            [num_nodes[kind] for kind in types], [seeds.get(kind, nothing) for kind in types],
             numbers,
             [ready(graph.node_time.get(kind, nothing)) for kind in types],
             [ready(graph.edge_time.get(k, nothing)) for k in relations],
             [ready(graph.edge_weight.get(k, no_weight)) for k in relations],
-            now,
-            how.replace,
-            how.induced,
-            how.disjoint,
-            how.temporal_strategy == "last",
+            now, how.replace, how.induced, how.disjoint, how.temporal_strategy == "last",
             random_seed,
-        )
+        )  # fmt: skip
         return out
 
     tensors, counts, fault = attempt(graph.num_nodes)
     if "ids of nodes" in fault and "edge_index" in fault:
-        # PyG reaches nodes beyond `num_nodes` all the same; only their own neighbors are unknown.
+        # Like PyG, accept nodes beyond `num_nodes`, which have no neighbours.
         tensors, counts, again = attempt(_by_edges(graph))
         fault = again and fault
     return tensors, counts, fault
 
 
 def _hops(counts: list[int], types: int, relations: int) -> Iterator[tuple[list[int], list[int]]]:
-    """Yield how many edges of each relation and how many nodes of each type every hop added."""
+    """Yield the numbers of edges of each relation and nodes of each type that every hop added."""
     yield [], counts[:types]
     for at in range(types, len(counts), types + relations):
         yield counts[at : at + relations], counts[at + relations : at + relations + types]
@@ -326,7 +318,7 @@ def _times_of(
     graph: Edges,
     device: torch.device,
 ) -> Iterator[Tensor]:
-    """Yield the times of all seeds; by default those of the nodes."""
+    """Yield the times of all seeds; by default the times of the nodes."""
     for kind, ids in seeds.items():
         if seed_time is not None and kind in seed_time:
             _check_times("seed_time", seed_time[kind], ids.numel())

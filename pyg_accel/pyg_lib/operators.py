@@ -1,8 +1,8 @@
-"""``torch.ops.pyg`` as PyG calls it: the operators, and a namespace that stands in for pyg-lib's.
+"""``torch.ops.pyg`` as PyG calls it: operators, and a namespace that replaces pyg-lib's.
 
-The functions that TorchScript and ``torch.compile`` meet are operators of torch, registered as
-``pyg_accel::...`` with pyg-lib's arguments in its order; others are plain functions. Each call of
-an operator has a row in :func:`pyg_accel.report`.
+Functions that TorchScript and ``torch.compile`` call are operators of torch, registered as
+``pyg_accel::...`` with pyg-lib's order of arguments; others are plain functions. Calls of operators
+are in :func:`pyg_accel.report`.
 """
 
 import time
@@ -29,7 +29,7 @@ _CPU = torch.device("cpu")
 
 
 def serving(name: str, like: Tensor | None = None, most: int = 16) -> str:
-    """Return what computes an operator: ``cpu`` (C++), ``triton``, or ``torch``."""
+    """Return the implementation of an operator: ``cpu`` (C++), ``triton``, or ``torch``."""
     like = torch.empty(0, 3) if like is None else like
     if name in _POINTS:
         return kernel_of(like, most)
@@ -40,19 +40,19 @@ def serving(name: str, like: Tensor | None = None, most: int = 16) -> str:
     return "cpu" if native and library_of(device) is not None else "torch"
 
 
-# torch leaves out the last arguments if they have the default values of the schema.
+# torch omits the last arguments if they equal the defaults of the schema.
 def _knn(
     x: Tensor, y: Tensor, ptr_x: Tensor | None = None, ptr_y: Tensor | None = None, k: int = 1,
-    *rest: Any,
+    *options: Any,
 ) -> Tensor:  # fmt: skip
-    return ops.knn(x, y, k, ptr_x, ptr_y, *rest)
+    return ops.knn(x, y, k, ptr_x, ptr_y, *options)
 
 
 def _radius(
     x: Tensor, y: Tensor, ptr_x: Tensor | None = None, ptr_y: Tensor | None = None, r: float = 1.0,
-    *rest: Any,
+    *options: Any,
 ) -> Tensor:  # fmt: skip
-    return ops.radius(x, y, r, ptr_x, ptr_y, *rest)
+    return ops.radius(x, y, r, ptr_x, ptr_y, *options)
 
 
 def _edges(x: Tensor, *_: Any) -> Tensor:
@@ -77,44 +77,22 @@ def _walks(rowptr: Tensor, _: Tensor, seed: Tensor, walk_length: int, *__: Any) 
 
 _EXAMPLES = "Tensor x, Tensor y, Tensor? ptr_x=None, Tensor? ptr_y=None"
 _OPERATORS: tuple[tuple[str, Callable[..., Any], Callable[..., Any]], ...] = (
-    (
-        f"knn({_EXAMPLES}, int k=1, bool cosine=False, int num_workers=1) -> Tensor",
-        _knn,
-        _edges,
-    ),
-    (
-        f"radius({_EXAMPLES}, float r=1.0, int max_num_neighbors=32, int num_workers=1, "
-        "bool ignore_same_index=False) -> Tensor",
-        _radius,
-        _edges,
-    ),
-    (f"nearest({_EXAMPLES}) -> Tensor", ops.nearest, _rows),
-    (
-        "fps(Tensor src, Tensor ptr, float ratio=0.5, bool random_start=True) -> Tensor",
-        ops.fps,
-        _some,
-    ),
-    (
-        "grid_cluster(Tensor pos, Tensor size, Tensor? start=None, Tensor? end=None) -> Tensor",
-        ops.grid_cluster,
-        _rows,
-    ),
-    (
-        "graclus_cluster(Tensor rowptr, Tensor col, Tensor? weight=None) -> Tensor",
-        ops.graclus_cluster,
-        _nodes,
-    ),
-    (
-        "random_walk(Tensor rowptr, Tensor col, Tensor seed, int walk_length, float p, float q) "
-        "-> Tensor",
-        sampler.random_walk,
-        _walks,
-    ),
-)
+    (f"knn({_EXAMPLES}, int k=1, bool cosine=False, int num_workers=1)", _knn, _edges),
+    (f"radius({_EXAMPLES}, float r=1.0, int max_num_neighbors=32, int num_workers=1, "
+     "bool ignore_same_index=False)", _radius, _edges),
+    (f"nearest({_EXAMPLES})", ops.nearest, _rows),
+    ("fps(Tensor src, Tensor ptr, float ratio=0.5, bool random_start=True)", ops.fps, _some),
+    ("grid_cluster(Tensor pos, Tensor size, Tensor? start=None, Tensor? end=None)",
+     ops.grid_cluster, _rows),
+    ("graclus_cluster(Tensor rowptr, Tensor col, Tensor? weight=None)",
+     ops.graclus_cluster, _nodes),
+    ("random_walk(Tensor rowptr, Tensor col, Tensor seed, int walk_length, float p, float q)",
+     sampler.random_walk, _walks),
+)  # fmt: skip
 
 
 def _reported(name: str, run: Callable[..., Any]) -> Callable[..., Any]:
-    """Let every call of a function have a row in the report."""
+    """Return a function whose calls are in the report."""
 
     def call(*args: Any) -> Any:
         began = time.perf_counter()
@@ -128,7 +106,7 @@ def _reported(name: str, run: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-NAMESPACE = ModuleType("torch.ops.pyg")  # TorchScript looks operators up in modules alone
+NAMESPACE = ModuleType("torch.ops.pyg")  # TorchScript looks up operators in modules only
 vars(NAMESPACE).update(
     cuda_version=pyg_lib.cuda_version,
     neighbor_sample=sampler.neighbor_sample,
@@ -140,5 +118,5 @@ vars(NAMESPACE).update(
 )
 for _schema, _run, _fake in _OPERATORS:
     _name = _schema.partition("(")[0]
-    define(_schema, _reported(_name, _run), _fake)
+    define(f"{_schema} -> Tensor", _reported(_name, _run), _fake)
     setattr(NAMESPACE, _name, getattr(torch.ops.pyg_accel, _name))

@@ -16,8 +16,8 @@ def metis(
 ) -> Tensor:  # fmt: skip
     """Cut a graph into parts of about equal weight, with few edges between them.
 
-    METIS does it where pymetis is installed. Else nodes are sorted by communities (Louvain) and cut
-    into ranges: more edges are cut, and weights of edges do not count.
+    With pymetis, METIS cuts it. Otherwise nodes are sorted by communities (Louvain) and cut into
+    ranges: more edges are cut, and weights of edges do not count.
 
     Args:
         rowptr: [N + 1].
@@ -25,7 +25,7 @@ def metis(
         num_partitions: number of parts.
         node_weight: [N] integers.
         edge_weight: [E] integers.
-        recursive: bisect, in place of cutting into all parts at once.
+        recursive: bisect, instead of cutting into all parts at once.
 
     Returns:
         [N], the part of every node.

@@ -84,11 +84,11 @@ def radius_graph(
     point, image = near.nonzero().unbind(1)  # by point, and so by example
     step = torch.einsum("ni,nij->nj", shifts[image].to(points.dtype), cells[batch[point]])
     ends = torch.arange(batch_size + 1, device=x.device)
-    target, found = radius(
+    target, candidate = radius(
         inside[point] + step, inside, r, torch.searchsorted(batch[point].contiguous(), ends),
         torch.searchsorted(batch.contiguous(), ends), max_num_neighbors + (not loop),
     )  # fmt: skip
-    source, shift = point[found], shifts[image[found]]
+    source, shift = point[candidate], shifts[image[candidate]]
     if not loop:
         other = (source != target) | (shift != 0).any(1)
         source, target, shift = source[other], target[other], shift[other]

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyg_accel.graph.csr import entries_of_rows
 from pyg_accel.pyg_lib.neighbors import ONE, Draw, Edges, draw
 from pyg_accel.pyg_lib.ops.cluster import native
 from pyg_accel.runtime.native import library_of
@@ -23,9 +24,9 @@ def neighbor_sample(
     replace: bool = False, directed: bool = True, disjoint: bool = False,
     temporal_strategy: str = "uniform", return_edge_id: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, list[int], list[int]]:  # fmt: skip
-    """Sample neighbours of nodes, and theirs, hop by hop.
+    """Sample neighbours of nodes hop by hop, on the device of the graph.
 
-    Random numbers are not those of pyg-lib, the distribution is. On a GPU graphs are sampled there.
+    The distribution equals pyg-lib's, the random numbers differ.
 
     Args:
         rowptr: [N + 1], int32 or int64.
@@ -33,39 +34,34 @@ def neighbor_sample(
         seed: [S] nodes.
         num_neighbors: of each node in every hop; -1 for all.
         node_time: [N] int64; no node later than its seed is sampled. Needs ``disjoint``.
-        edge_time: [E] int64, in place of ``node_time``.
+        edge_time: [E] int64, instead of ``node_time``.
         seed_time: [S] int64; by default the times of the nodes.
-        edge_weight: [E], how likely an edge is.
-        csc: rows are targets, so that rows and columns of the result change places.
+        edge_weight: [E], relative probability of each edge.
+        csc: rows are targets; swaps rows and columns of the result.
         replace: draw with replacement.
-        directed: else all edges between the nodes that are found.
+        directed: if False, return all edges between the sampled nodes.
         disjoint: a subgraph for each seed; nodes are then [n, 2], the number of the seed first.
         temporal_strategy: ``"uniform"``, or ``"last"`` for the latest neighbours.
         return_edge_id: return also the ids of edges.
 
     Returns:
-        Rows and columns of the edges, the nodes, the ids of edges, and how many nodes and edges
-        each hop added (empty lists if not ``directed``).
+        Rows and columns of the edges, the nodes, the ids of edges, and the numbers of nodes and
+        edges that each hop added (empty lists if not ``directed``).
 
     Raises:
         ValueError: names the argument, or what is wrong with the graph.
     """
-    graph = Edges(
-        {ONE: (ONE, ONE)}, {ONE: rowptr}, {ONE: col}, {ONE: rowptr.numel() - 1},
-        {ONE: num_neighbors}, _one(node_time), _one(edge_time), _one(edge_weight),
-    )  # fmt: skip
+    graph = Edges.of_one_type(
+        rowptr, col, rowptr.numel() - 1, num_neighbors, node_time, edge_time, edge_weight
+    )
     how = Draw(rowptr.device, replace, not directed, disjoint, temporal_strategy, not csc)
     out = draw(graph, how, {ONE: seed}, None if seed_time is None else {ONE: seed_time})
-    found = [_only(t) for t in (out.row, out.col, _nodes(out))]
+    row, col, node = (_only(t) for t in (out.row, out.col, _nodes(out)))
     edge = _only(out.edge) if return_edge_id else None
     return (
-        found[0], found[1], found[2], edge,
+        row, col, node, edge,
         _only(out.num_sampled_nodes) or [], _only(out.num_sampled_edges) or [],
     )  # fmt: skip
-
-
-def _one(value: Tensor | None) -> dict[Any, Tensor]:
-    return {} if value is None else {ONE: value}
 
 
 def _only(by_type: Any) -> Any:
@@ -73,7 +69,7 @@ def _only(by_type: Any) -> Any:
 
 
 def _nodes(out: Any) -> dict[Any, Tensor]:
-    """Return nodes by type, where subgraphs are disjoint with the numbers of their seeds."""
+    """Return nodes by type, with the numbers of their seeds for disjoint subgraphs."""
     if out.batch is None:
         return dict(out.node)
     return {k: torch.stack([out.batch[k], node], 1) for k, node in out.node.items()}
@@ -90,15 +86,15 @@ def relation_neighbor_sample(
 ) -> tuple[Any, ...]:  # fmt: skip
     """Sample as ``torch.ops.pyg.hetero_neighbor_sample`` does.
 
-    The arguments are those of :func:`neighbor_sample` by type, those of edges by the three names of
-    a type, joined by ``__``.
+    Arguments as for :func:`neighbor_sample` by type; types of edges are three names joined by
+    ``__``.
     """
     of_rows = -1 if csc else 0
     ends = {"__".join(kind): (kind[-1 - of_rows], kind[of_rows]) for kind in edge_types}
     size = dict.fromkeys(node_types, 0)
     for relation, (_, target) in ends.items():
         size[target] = max(size[target], rowptr[relation].numel() - 1)
-    for relation, (source, _) in ends.items():  # a type without edges of its own
+    for relation, (source, _) in ends.items():  # a type that is no target
         if size[source] == 0 and col[relation].numel():
             size[source] = int(col[relation].max()) + 1
     for kind, ids in seed.items():
@@ -166,10 +162,7 @@ def subgraph(
         The CSR matrix of the subgraph, in the order of ``nodes`` and of the edges of each, and the
         ids of its edges.
     """
-    begin = rowptr[nodes]
-    degree = rowptr[nodes + 1] - begin
-    row = torch.repeat_interleave(degree)
-    edge = torch.arange(row.numel(), device=row.device) + (begin - degree.cumsum(0) + degree)[row]
+    row, edge = entries_of_rows(rowptr, nodes)
     place = torch.full((rowptr.numel() - 1,), -1, dtype=col.dtype, device=col.device)
     place[nodes] = torch.arange(nodes.numel(), dtype=col.dtype, device=col.device)
     inner = place[col[edge]]
@@ -191,8 +184,8 @@ def random_walk(
         col: [E].
         seed: [S] nodes where walks begin.
         walk_length: number of steps.
-        p: how unlikely it is to go back, against a step to a neighbour of the node before.
-        q: how unlikely it is to go elsewhere.
+        p: inverse weight of going back, relative to a neighbour of the previous node.
+        q: inverse weight of going elsewhere.
 
     Returns:
         [S, walk_length + 1] nodes.
@@ -219,11 +212,11 @@ def random_walk(
 
 
 def walk(rowptr: Tensor, col: Tensor, seed: Tensor, walk_length: int, p: float, q: float) -> Tensor:
-    """Walk by torch's operators, all walks at once: what GPUs run."""
+    """Walk by torch's operators, all walks at once; used on GPUs."""
     most = max(1 / p, 1.0, 1 / q)
     accept = torch.tensor([1 / p / most, 1 / most, 1 / q / most], device=seed.device)
     keys = None
-    if p != 1 or q != 1:  # edges in an order in which they can be looked up
+    if p != 1 or q != 1:  # sorted edges, for searches
         size = rowptr.numel() - 1
         row = torch.repeat_interleave(rowptr.diff().long())
         keys = (row * size + col).sort().values

@@ -1,8 +1,8 @@
-"""The seam that PyG has for pyg-lib: :mod:`pyg_accel.pyg_lib` takes its place there.
+"""Replaces pyg-lib in PyG by :mod:`pyg_accel.pyg_lib`.
 
-PyG looks once, when it is imported, whether pyg-lib is there: :mod:`torch_geometric.typing` has a
-flag for each function, and modules copy flags and the package from it. :func:`give` sets them, and
-the namespaces of operators; :func:`take_back` restores what it set.
+PyG looks for pyg-lib once, at import: :mod:`torch_geometric.typing` has a flag for each function,
+and modules copy flags and the package from it. :func:`give` sets them and the namespaces of
+operators; :func:`take_back` restores them.
 """
 
 import sys
@@ -24,50 +24,47 @@ from pyg_accel.pyg_lib import operators, sparse_tensor
 from pyg_accel.runtime.native import cpu_unavailable_reasons
 from pyg_accel.settings import settings
 
-__all__ = ["description", "give", "is_given", "served", "take_back"]
+__all__ = ["description", "give", "is_active", "served", "take_back"]
 
-# Not WITH_INDEX_SORT: with torch's sort the edges of a node have the order that they have without
-# patch(), and what is drawn for each edge, such as dropout, falls on the same edges.
+# Not WITH_INDEX_SORT: torch's sort gives the edges of a node the same order as without patch(), so
+# that random numbers of edges, such as dropout, fall on the same edges.
 _FLAGS = (
     "WITH_PYG_LIB", "WITH_GMM", "WITH_SEGMM", "WITH_SAMPLED_OP", "WITH_SPLINE", "WITH_GRID_CLUSTER",
     "WITH_GRACLUS", "WITH_FPS", "WITH_KNN", "WITH_RADIUS", "WITH_NEAREST", "WITH_SOFTMAX",
     "WITH_METIS", "WITH_EDGE_TIME_NEIGHBOR_SAMPLE", "WITH_WEIGHTED_NEIGHBOR_SAMPLE",
 )  # fmt: skip
 _MISSING = object()
-# What is set while PyG has our module: where, the name, the value and the one before.
+# Attributes to set while PyG has our module: owner, name, new value and old value.
 _places: list[tuple[Any, str, Any, Any]] = []
-_looked = 0  # modules of the process when the places were looked for
+_looked = 0  # number of modules of the process at the last _look()
 _stock: dict[str, Any] = {}  # the values of the names of torch_geometric.typing
 _givers = 0
 
 
 def served() -> str:
-    """Return what serves PyG while patched: ``"pyg_accel"``, or ``"pyg-lib"`` if installed."""
+    """Return the package that serves PyG while patched: ``"pyg_accel"`` or ``"pyg-lib"``."""
     installed = _stock.get("WITH_PYG_LIB", torch_geometric.typing.WITH_PYG_LIB)
     return "pyg-lib" if installed and not settings.replace_pyg_lib else "pyg_accel"
 
 
 def description() -> str:
-    """Return in words what serves PyG's calls of pyg-lib on the CPU while patched."""
+    """Describe the implementations of PyG's calls of pyg-lib on the CPU while patched."""
     if served() != "pyg_accel":
         return "pyg-lib, which is installed (PYG_ACCEL_REPLACE_PYG_LIB=1 gives PyG pyg_accel's)"
     names = ("knn", "radius", "nearest", "fps", "graclus_cluster", "random_walk")
     by_kernel = [f"{name} {operators.serving(name)}" for name in names]
     metis = "pymetis" if find_spec("pymetis") else "communities (pip install pymetis for METIS)"
-    sparse = (
-        ""
-        if torch_geometric.typing.WITH_TORCH_SPARSE
-        else ("; for torch-sparse, which is missing: GraphSAINT, ShaDow and DimeNet alone")
-    )
+    lacking = "; for torch-sparse, which is missing: GraphSAINT, ShaDow and DimeNet alone"
+    sparse = "" if torch_geometric.typing.WITH_TORCH_SPARSE else lacking
     return f"pyg_accel: {', '.join(by_kernel)}, metis {metis}{sparse}"
 
 
 def example_ptr(batch: Tensor, size: int | None = None) -> Tensor:
-    """Return where each example begins: ``index2ptr`` of a batch that is sorted.
+    """Return where each example begins: ``index2ptr`` of a sorted batch.
 
     Raises:
-        ValueError: for another, of which that would make something else, or beyond whose result it
-            would write.
+        ValueError: for a batch that is not sorted or out of range: ``index2ptr`` would return wrong
+            results, or write out of bounds.
     """
     if not torch.jit.is_scripting():
         size = _checked_size(batch, size)
@@ -86,20 +83,20 @@ def _checked_size(batch: Tensor, size: int | None) -> int | None:
     return most + 1 if size is None else size
 
 
-def is_given() -> bool:
+def is_active() -> bool:
     """Return whether PyG has our module now."""
     return bool(_stock)
 
 
 def give() -> None:
-    """Let PyG have our module, where it has none or is to have ours; count the calls."""
+    """Let PyG have our module, unless it uses pyg-lib; calls are counted."""
     global _givers
     _givers += 1
     if _givers > 1 or served() != "pyg_accel":
         return
-    # Where nothing changed since the last time, the places are those of then.
-    known = _looked == len(sys.modules) and all(_value(w, n) is v for w, n, _, v in _places)
-    if not known:
+    # The places of the last time, unless a module was imported or a value changed.
+    valid = _looked == len(sys.modules) and all(_value(w, n) is v for w, n, _, v in _places)
+    if not valid:
         _look()
     _stock.update({n: v for w, n, _, v in _places if w is torch_geometric.typing})
     for where, name, value, _ in _places:
@@ -107,7 +104,7 @@ def give() -> None:
 
 
 def _look() -> None:
-    """Find the places, which depend on the modules that are imported."""
+    """List the places, which depend on the imported modules."""
     global _looked, _places
     lacks_sparse = not torch_geometric.typing.WITH_TORCH_SPARSE
     new: dict[str, Any] = {n: True for n in _FLAGS if hasattr(torch_geometric.typing, n)}
@@ -131,7 +128,7 @@ def _look() -> None:
 
 
 def take_back() -> None:
-    """End one :func:`give`; after the last, PyG has what it had."""
+    """End one :func:`give`; the last one restores PyG."""
     global _givers
     _givers -= 1
     if _givers or not _stock:

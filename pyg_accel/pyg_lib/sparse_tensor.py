@@ -1,4 +1,4 @@
-"""What PyG's GraphSAINT, ShaDow and DimeNet ask of torch-sparse, whose place this takes there.
+"""Replaces torch-sparse in PyG's GraphSAINT, ShaDow and DimeNet.
 
 See :mod:`torch_sparse` (https://github.com/rusty1s/pytorch_sparse) for names and arguments.
 """
@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyg_accel.graph.csr import entries_of_rows
 from pyg_accel.pyg_lib.neighbors import ONE, Draw, Edges, draw
 from pyg_accel.pyg_lib.partition import metis
 from pyg_accel.pyg_lib.sampler import random_walk, subgraph
@@ -65,13 +66,8 @@ class SparseTensor:
         return SparseTensor(col, None, row, self._value, self._sizes[::-1])
 
     def __getitem__(self, rows: Tensor) -> "SparseTensor":
-        """Return some rows, in their order."""
-        degree = self._rowptr[rows + 1] - self._rowptr[rows]
-        row = torch.repeat_interleave(degree)
-        edge = (
-            torch.arange(row.numel(), device=row.device)
-            + (self._rowptr[rows] - degree.cumsum(0) + degree)[row]
-        )
+        """Return some rows, in the order of ``rows``."""
+        row, edge = entries_of_rows(self._rowptr, rows)
         value = None if self._value is None else self._value[edge]
         size = rows.numel(), self._sizes[1]
         return SparseTensor(row, None, self._edges[1][edge], value, size, is_sorted=True)
@@ -81,13 +77,13 @@ class SparseTensor:
         return SparseTensor(*self._edges[:1], None, self._edges[1], value, self._sizes, True)
 
     def sum(self, dim: int) -> Tensor:
-        """Return how many edges each row has, of edges without values."""
+        """Return the number of edges of each row, for edges without values."""
         assert dim == 1 and self._value is None
         return self._rowptr.diff()
 
     @property
     def storage(self) -> SimpleNamespace:
-        """Functions that return rows, values, and how many edges rows and columns have."""
+        """Functions that return rows, values, and numbers of edges of rows and columns."""
         row, col = self._edges
         return SimpleNamespace(
             row=lambda: row, col=lambda: col, value=lambda: self._value, rowcount=self._rowptr.diff,
@@ -99,7 +95,7 @@ class SparseTensor:
         return random_walk(self._rowptr, self._edges[1], start, walk_length)
 
     def saint_subgraph(self, node_idx: Tensor) -> tuple["SparseTensor", Tensor]:
-        """Return the edges between nodes, numbered by their places, and the ids of these edges."""
+        """Return the edges between some nodes, which are renumbered, and the ids of the edges."""
         rowptr, col, edge = subgraph(self._rowptr, self._edges[1], node_idx)
         assert edge is not None
         value, size = None if self._value is None else self._value[edge], node_idx.numel()
@@ -113,11 +109,10 @@ def _ego_samples(
 
     Returns:
         The CSR matrix of all neighbourhoods, the ids of its nodes (ascending in each) and edges,
-        where each neighbourhood begins, and the places of the nodes of ``idx``.
+        where each neighbourhood begins, and the positions of the nodes of ``idx``.
     """
     size = rowptr.numel() - 1
-    graph = Edges({ONE: (ONE, ONE)}, {ONE: rowptr}, {ONE: col}, {ONE: size},
-                  {ONE: [num_neighbors] * depth}, {}, {}, {})  # fmt: skip
+    graph = Edges.of_one_type(rowptr, col, size, [num_neighbors] * depth)
     how = Draw(rowptr.device, replace, induced=True, disjoint=True)
     out: Any = draw(graph, how, {ONE: idx})
     node, batch, edge = out.node[ONE], out.batch[ONE], out.edge[ONE]
@@ -141,7 +136,7 @@ def _partition(
     return metis(rowptr, col, num_parts, edge_weight=value, recursive=recursive)
 
 
-# PyG's tests call `partition` to learn whether graphs can be cut.
+# PyG's tests call `partition` to find out whether it is available.
 NAMESPACE = SimpleNamespace(
     ego_k_hop_sample_adj=_ego_samples, ptr2ind=_ptr2ind, partition=_partition
 )

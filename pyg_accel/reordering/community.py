@@ -15,24 +15,24 @@ _HASH = 0x9E3779B1  # 2**32 over the golden ratio: maps neighbouring numbers far
 
 
 def communities(rowptr: Tensor, col: Tensor) -> list[Tensor]:
-    """Find communities of communities, by a parallel version of Louvain's method.
+    """Return communities of communities, by a parallel version of Louvain's method.
 
-    A quarter of the nodes moves at a time, each by the communities of the others before: the result
-    is the same for any number of threads. Then each community becomes a node, and so on, as long as
-    modularity increases.
+    A quarter of the nodes moves at a time, each by the previous communities of the others, so the
+    result does not depend on the number of threads. Then each community becomes a node, and so on,
+    while modularity increases.
 
     Args:
         rowptr: [N + 1], on the CPU.
         col: [E], undirected and without self-loops.
 
     Returns:
-        For every level, the community of the nodes of the one below (the first level's nodes are
-        those of the graph), numbered from 0.
+        For every level, the community of each node of the level below (first of the graph),
+        numbered from 0.
     """
     level = Level.of(rowptr, col)
     levels: list[Tensor] = []
     while len(levels) < LEVELS and level.col.numel():
-        names, labels = torch.unique(_settle(level), return_inverse=True)
+        names, labels = torch.unique(_local_moves(level), return_inverse=True)
         above = merge(level, labels, names.numel())
         if above.modularity <= level.modularity:
             break
@@ -69,7 +69,7 @@ def community_order(rowptr: Tensor, col: Tensor) -> Tensor:
     return order.to(device)
 
 
-def _settle(level: Level) -> Tensor:
+def _local_moves(level: Level) -> Tensor:
     """Move nodes between communities until few of them move; at first each node is a community."""
     count = level.num_nodes
     labels = torch.arange(count)

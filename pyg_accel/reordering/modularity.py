@@ -21,7 +21,7 @@ class Level:
         rowptr: [N + 1] int64.
         col: [E] int32 or int64; with every edge in both directions.
         weight: [E] int64, number of edges of an entry; None if all are 1.
-        strength: [N] int64, edges of each node, including those inside of it.
+        strength: [N] int64, edges of each node, including inner edges.
     """
 
     rowptr: Tensor
@@ -52,10 +52,10 @@ class Level:
 def best_labels(level: Level, labels: Tensor, sizes: Tensor, nodes: Tensor) -> Tensor:
     """Return the best community of each of some nodes, if no other node moves.
 
-    It is the one with the largest gain in modularity, ``2m w(v, c) - k(v) K(c)``, among those of
-    its neighbours and its own; if several are equal its own, then the one with the smallest number.
-    A node that is alone only joins another one that is alone if that has the smaller number:
-    otherwise two of them could swap places.
+    It has the largest gain in modularity, ``2m w(v, c) - k(v) K(c)``, among the communities of the
+    node and its neighbours; ties go to the node's community, then to the smallest number. A single
+    node joins another single node only if that has the smaller number: otherwise two of them could
+    swap places.
 
     Args:
         level: the graph.

@@ -32,7 +32,7 @@ _REBUILD = {
 
 
 def edges_of(data: Data) -> Tensor:
-    """Return the edge list of a Data object: its edge_index, or that of its adj_t.
+    """Return the edge list of a Data object, from its edge_index or its adj_t.
 
     Raises:
         ValueError: if it has neither.
@@ -51,7 +51,7 @@ def permute_edges(graph: Graph, like: Tensor) -> Tensor:
 
     Args:
         graph: the graph after the nodes were renumbered.
-        like: the edge list before; the result has its dtype, and is an EdgeIndex if that is one.
+        like: the old edge list; the result has its dtype, and is an EdgeIndex if it is one.
     """
     row = ptr2index(graph.rowptr, graph.num_edges, like.dtype)
     edge_index = torch.stack([graph.col.to(like.dtype), row])
@@ -68,7 +68,7 @@ def permute_data(
 ) -> D:
     """Return a copy of a Data object whose nodes and edges are in another order.
 
-    PyG tells what an attribute is: ``is_node_attr`` and ``is_edge_attr`` by its size; those whose
+    PyG classifies attributes: ``is_node_attr`` and ``is_edge_attr`` by size; attributes whose
     ``__inc__`` is the number of nodes (``edge_label_index``, ``face``) have node ids.
 
     Args:

@@ -2,8 +2,7 @@
 
 from pyg_accel.rewrite.explanation import explain
 from pyg_accel.rewrite.lift import NotLifted
-from pyg_accel.rewrite.lifted import associations
-from pyg_accel.rewrite.model import optimize
+from pyg_accel.rewrite.model import associations, optimize
 from pyg_accel.rewrite.plans import LayerPlan, ModelPlan, TreePlan, plan
 
 __all__ = [

@@ -1,7 +1,7 @@
-"""Attention in a recorded graph: which features its scores and its values are computed from.
+"""Attention in a recorded graph: the features from which scores and values are computed.
 
 No product moves past the softmax, but products move into and out of the values that it weighs.
-Scores that are linear in ``X W`` are computed from ``X (W a)`` where nothing else reads the product
+Scores that are linear in ``X W`` are computed from ``X (W a)`` if nothing else reads the product
 (paper, section 5.2).
 """
 
@@ -17,18 +17,18 @@ from pyg_accel.rewrite.nodes import called
 
 __all__ = ["Attention", "ScoreOperand", "read_attention"]
 
-# Functions of features in heads that leave their rows apart, and are linear in them.
+# Functions of features [N, heads, F] that are linear in each row.
 _LINEAR = frozenset(("mul", "__mul__", "__rmul__", "sum", "unsqueeze", "view", "reshape"))
 
 
 @dataclass(frozen=True)
 class ScoreOperand:
-    """An operand of the formulas of attention, other than the features that it weighs.
+    """An operand of the formulas of attention, except the features in the values.
 
     Attributes:
         index: in the formulas.
         node: the operand.
-        origin: the features [N, heads, F] that it is linear in; None if there are none.
+        origin: the features [N, heads, F] in which it is linear, or None.
         chain: the nodes that compute it from these features, in order.
     """
 
@@ -58,7 +58,7 @@ class Attention:
 
     @property
     def origins(self) -> tuple[fx.Node, ...]:
-        """The features that scores are linear in."""
+        """The features in which scores are linear."""
         return tuple(dict.fromkeys(o.origin for o in self.operands if o.origin is not None))
 
     @property
@@ -82,7 +82,7 @@ def read_attention(
         score: formula of the scores.
         value: formula of the values.
         operands: of the formulas.
-        split: nodes of features that are split in heads, [N, heads, F].
+        split: nodes of features [N, heads, F].
     """
     value = parse(str(value))
     features = _features_in(value)
@@ -110,7 +110,7 @@ def _features_in(value: Formula) -> int | None:
 def _operand(
     index: int, node: fx.Node, user: fx.Node, split: Collection[fx.Node]
 ) -> ScoreOperand:  # fmt: skip
-    """Follow an operand back to the features that it is linear in."""
+    """Follow an operand back to the features in which it is linear."""
     chain: list[fx.Node] = []
     inner = node
     while inner not in split:
@@ -124,7 +124,7 @@ def _operand(
 
 
 def _linear_in(node: fx.Node) -> fx.Node | None:
-    """The input that a node is linear in, row by row; None if there is none."""
+    """Return the input in which a node is linear row by row, or None."""
     if node.op != "call_function" or called(node) not in _LINEAR:
         return None
     source, *others = node.all_input_nodes

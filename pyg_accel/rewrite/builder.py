@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from torch import fx
 
 from pyg_accel.record.split import DERIVED
-from pyg_accel.rewrite.nodes import Learning
+from pyg_accel.rewrite.nodes import learning
 
 __all__ = ["Builder", "Edges", "Value"]
 
@@ -17,7 +17,7 @@ class Edges(NamedTuple):
     Attributes:
         graph: the node of its :class:`~pyg_accel.Graph`.
         weight: values [E] or [E, heads] of its entries; None if all are 1.
-        edge_order: whether the values are in the order of the edge list, not that of the CSR.
+        edge_order: True if the values are in edge list order, False if they are in CSR order.
     """
 
     graph: fx.Node
@@ -37,7 +37,7 @@ class Builder:
 
     def __init__(self) -> None:
         self.graph = fx.Graph()
-        self._learning = Learning()
+        self._learns = learning()
         self._copies: dict[fx.Node, fx.Node] = {}
         self._calls: dict[Any, fx.Node] = {}
 
@@ -52,27 +52,27 @@ class Builder:
     def call(
         self, function: Callable[..., Any], *args: Any, derived: bool = False, **kwargs: Any
     ) -> fx.Node:
-        """Return the node of a call; an equal one that exists is returned.
+        """Add a call and return its node, or the node of an equal call.
 
         Args:
-            function: what is called.
-            args: of the call, with nodes of either graph.
-            derived: whether its result is stored with the graph, unless gradients flow into it.
-            kwargs: of the call.
+            function: the function to call.
+            args: its arguments, with nodes of either graph.
+            derived: store the result with the graph, unless gradients flow into it.
+            kwargs: its keyword arguments.
         """
         args, kwargs = fx.map_arg((args, kwargs), lambda n: self._copies.get(n, n))
         key = (function, _hashable(args), _hashable(tuple(kwargs.items())))
         node = self._calls.get(key)
         if node is None:
             node = self._calls[key] = self.graph.call_function(function, args, kwargs)
-        if derived and not self._learning.learns(node):
+        if derived and not self._learns(node):
             node.meta[DERIVED] = True
         return node
 
     def finish(self, old: fx.Graph) -> fx.Graph:
-        """Return the new graph without what nothing reads any more."""
-        kept = {self._copies[n] for n in old.nodes if n in self._copies and not n.users}
-        self.graph.eliminate_dead_code(lambda n: n in kept or n.op in ("placeholder", "output"))
+        """Return the new graph without dead code; calls for their effects stay."""
+        effects = {self._copies[n] for n in old.nodes if n in self._copies and not n.users}
+        self.graph.eliminate_dead_code(lambda n: n in effects or n.op in ("placeholder", "output"))
         return self.graph
 
 

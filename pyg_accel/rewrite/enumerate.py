@@ -20,13 +20,13 @@ from pyg_accel.rewrite.tree_cost import Assumptions
 
 __all__ = ["associations_of", "enumerate_trees"]
 
-# A sum with more combinations of trees of its terms considers the first and last tree of each only.
+# With more combinations, a sum considers only the first and the last tree of each term.
 MOST = 256
 
 
 @lru_cache(maxsize=64)
 def associations_of(expr: Expr, assumed: Assumptions) -> Associations:
-    """Enumerate and prune; layers that compute the same share the result."""
+    """Enumerate and prune; layers with equal expressions share the result."""
     return prune(enumerate_trees(expr), assumed)
 
 
@@ -47,7 +47,7 @@ def enumerate_trees(expr: Expr) -> tuple[Tree, ...]:
 
 
 def _scalings(expr: Expr) -> tuple[str, ...]:
-    """Return what diagonals may be multiplied with in one tree: rows, entries of edges, or any."""
+    """Return what diagonals may scale in one tree: rows of features, entries of edges, or any."""
     matrices = [leaf.name for leaf in leaves_of(expr) if is_matrix(leaf)]
     repeated = len(set(matrices)) < len(matrices)
     scaled = any(leaf.kind == "diagonal" for leaf in leaves_of(expr))
@@ -93,17 +93,14 @@ def _trees(expr: Expr, scaling: str) -> tuple[Tree, ...]:
 def _combinations(terms: tuple[Expr, ...], scaling: str) -> Iterator[tuple[Tree, ...]]:
     """Yield a tree for each term; terms that differ in names only have the same association."""
     options = [tuple(o for o in _trees(t, scaling) if o.kind != "cbsr") for t in terms]
-    by_form: dict[str, list[int]] = {}
+    groups: dict[str, list[int]] = {}
     for number, option in enumerate(options):
-        by_form.setdefault(" ".join(_anonymous(t) for t in option), []).append(number)
-    groups = list(by_form.values())
-    counts = [len(options[group[0]]) for group in groups]
-    if prod(counts) > MOST:
+        groups.setdefault(" ".join(_anonymous(t) for t in option), []).append(number)
+    if prod(len(options[group[0]]) for group in groups.values()) > MOST:
         options = [tuple(dict.fromkeys((o[0], o[-1]))) for o in options]
-        counts = [len(options[group[0]]) for group in groups]
-    for choice in product(*(range(n) for n in counts)):
+    for choice in product(*(range(len(options[group[0]])) for group in groups.values())):
         chosen: dict[int, Tree] = {}
-        for group, index in zip(groups, choice, strict=True):
+        for group, index in zip(groups.values(), choice, strict=True):
             chosen |= {number: options[number][index] for number in group}
         yield tuple(chosen[number] for number in range(len(terms)))
 
@@ -133,7 +130,7 @@ def _associate(
 
 
 def _candidates(chain: tuple[Tree, ...], scaling: str) -> Iterator[tuple[int, int, Node]]:
-    """Yield what can be multiplied: position, number of factors, result."""
+    """Yield each product that one primitive computes: position, number of factors, result."""
     for start in range(len(chain) - 1):
         three = chain[start : start + 3]
         kinds = [_is_vector(t) or 2 * is_matrix(t) for t in three]
@@ -177,23 +174,23 @@ def _scale_edges(left: Tree | None, matrix: Tree, right: Tree | None) -> Node:
 def _scale_all(chain: tuple[Tree, ...]) -> tuple[Tree, ...]:
     """Multiply the diagonals beside every matrix of edges into its entries.
 
-    Of a square between two matrices, ``A D² A``, each takes one factor. A diagonal that is no
-    square goes to the matrix on its right.
+    A square between two matrices, ``A D² A``, gives one factor to each. A single diagonal goes to
+    the matrix on its right.
     """
-    rest = list(chain)
+    remaining = list(chain)
     result: list[Tree] = []
-    while rest:
-        item = rest.pop(0)
+    while remaining:
+        item = remaining.pop(0)
         if not is_matrix(item):
             result.append(item)
             continue
         left = result.pop() if result and _is_vector(result[-1]) else None
         right: Tree | None = None
-        if rest and _is_vector(diagonal := rest[0]):
-            if len(rest) == 1 or not is_sparse(rest[1]):
-                right = rest.pop(0)
+        if remaining and _is_vector(diagonal := remaining[0]):
+            if len(remaining) == 1 or not is_sparse(remaining[1]):
+                right = remaining.pop(0)
             elif diagonal.power == 2:
-                right = rest[0] = replace(diagonal, power=1)
+                right = remaining[0] = replace(diagonal, power=1)
         result.append(item if left is None and right is None else _scale_edges(left, item, right))
     return tuple(result)
 

@@ -1,8 +1,8 @@
 """Equal forms of an expression: sums expanded, and common factors factored out.
 
 A linear layer after a sum can be applied to each of its terms, ``(A X + X) W = A (X W) + X W``; and
-powers of a matrix need not be computed one by one, ``P X W1 + P P X W2 = P (X W1 + P (X W2))``,
-which is Horner's rule. Each form has associations that the others do not have.
+powers of a matrix can share factors by Horner's rule, ``P X W1 + P P X W2 = P (X W1 + P (X W2))``.
+Each form has associations that the others do not have.
 """
 
 from dataclasses import replace
@@ -39,7 +39,7 @@ def equivalents(expr: Expr) -> tuple[Expr, ...]:
 
 
 def simplify(expr: Expr) -> Expr:
-    """Move the numbers of each product to its front: they commute with all other factors."""
+    """Move numbers to the front of each product: they commute with all other factors."""
     expr = map_children(expr, simplify)
     if not isinstance(expr, Product):
         return expr
@@ -68,7 +68,7 @@ def merge(expr: Expr) -> Expr:
 
 
 def distribute(expr: Expr) -> Expr:
-    """Expand products of sums, except sums with a bias: a row, not a matrix of their size."""
+    """Expand products of sums. A sum with a bias stays: the bias is a row, not a matrix."""
     expr = map_children(expr, distribute)
     if isinstance(expr, Product):
         choices = [f.terms if isinstance(f, Sum) and not any(map(is_bias, f.terms)) else (f,)
@@ -89,8 +89,8 @@ def factor(expr: Expr) -> Expr:
         if not isinstance(head, tuple) or len(members) == 1:
             parts += members
             continue
-        rests = [product_of(m.factors[len(head) :]) for m in members if isinstance(m, Product)]
-        parts.append(product_of((*head, factor(sum_of(rests)))))
+        tails = [product_of(m.factors[len(head) :]) for m in members if isinstance(m, Product)]
+        parts.append(product_of((*head, factor(sum_of(tails)))))
     return sum_of(parts)
 
 

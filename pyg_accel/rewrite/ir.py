@@ -1,4 +1,4 @@
-"""Matrix IR: what a layer computes, as products and sums of named matrices (paper, section 3.2).
+"""Matrix IR: layers as products and sums of named matrices (paper, section 3.2).
 
 Data only. An expression is a value: two equal ones are the same matrix, and are computed once. Row
 broadcasts with vectors, such as normalisations, are products with diagonals, so that only
@@ -94,12 +94,12 @@ class Product(_Operators):
 
     @property
     def rows(self) -> str:
-        """Of the first factor."""
+        """The rows of the first factor."""
         return self.factors[0].rows
 
     @property
     def cols(self) -> str:
-        """Of the last factor."""
+        """The columns of the last factor."""
         return self.factors[-1].cols
 
     def __str__(self) -> str:
@@ -114,12 +114,12 @@ class Sum(_Operators):
 
     @property
     def rows(self) -> str:
-        """Of every term."""
+        """The rows of every term."""
         return self.terms[0].rows
 
     @property
     def cols(self) -> str:
-        """Of every term."""
+        """The columns of every term."""
         return self.terms[0].cols
 
     def __str__(self) -> str:
@@ -133,7 +133,7 @@ class Map(_Operators):
     Attributes:
         name: of the function.
         arg: its argument.
-        cols_out: symbol of its columns, if they are not those of the argument.
+        cols_out: symbol of its number of columns, if the function changes it.
         free: whether it is a view, and costs nothing.
         keeps: whether it sets all but ``k`` columns of each row to zero (MaxK).
     """
@@ -146,12 +146,12 @@ class Map(_Operators):
 
     @property
     def rows(self) -> str:
-        """Of the argument."""
+        """The rows of the argument."""
         return self.arg.rows
 
     @property
     def cols(self) -> str:
-        """Of the argument, unless the function changes them."""
+        """The columns of the argument, unless the function changes them."""
         return self.cols_out or self.arg.cols
 
     def __str__(self) -> str:
@@ -164,8 +164,8 @@ class Attend(_Operators):
 
     Attributes:
         name: of the function.
-        matrix: whose edges.
-        args: dense features that the scores are made of, e.g. ``(X W,)``.
+        matrix: the matrix of edges.
+        args: dense features from which the scores are computed, e.g. ``(X W,)``.
         heads: scores per edge.
         folds: whether scores first multiply the args with vectors, so that ``(X W) a`` can be
             computed as ``X (W a)`` where nothing else reads ``X W``.
@@ -179,12 +179,12 @@ class Attend(_Operators):
 
     @property
     def rows(self) -> str:
-        """Of the matrix."""
+        """The rows of the matrix."""
         return self.matrix.rows
 
     @property
     def cols(self) -> str:
-        """Of the matrix."""
+        """The columns of the matrix."""
         return self.matrix.cols
 
     def __str__(self) -> str:
@@ -244,7 +244,7 @@ def verify(expr: Expr) -> None:
     """Check that the sizes of an expression agree; run after every pass.
 
     Raises:
-        ValueError: naming what does not fit.
+        ValueError: if they do not agree.
     """
     for child in children(expr):
         verify(child)

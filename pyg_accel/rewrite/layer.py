@@ -1,7 +1,7 @@
 """The transform of ``optimize()``: programs of a layer with their products in the fastest order."""
 
-import weakref
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, fx
@@ -18,25 +18,24 @@ from pyg_accel.record.program import LayerProgram
 from pyg_accel.rewrite.builder import Builder
 from pyg_accel.rewrite.lift import NotLifted, Region, regions_of
 from pyg_accel.rewrite.lower import lower
-from pyg_accel.rewrite.nodes import Learning
+from pyg_accel.rewrite.nodes import learning
 from pyg_accel.rewrite.select import DRIFT, Decision, Options, assumptions_of, make_decision
 
 __all__ = ["Reassociation"]
 
-MOST = 16  # decisions that a layer remembers
+MOST = 16  # decisions stored per layer
 _MAXK = (MaxKGCNConv, MaxKSAGEConv, MaxKGINConv)
 
 
 class Reassociation(Programs):
     """Programs of a layer, with their products in the fastest order.
 
-    In a distributed model all processes make the same choice, once for each halo, which has one
-    size on each of them.
+    In a distributed model all processes make the same choice, once for each halo.
 
     Attributes:
         options: of ``optimize()``.
         decisions: the last decisions, the latest last.
-        reasons: why calls ran the layer itself.
+        reasons: why calls ran the original layer.
         calls: the lines of code that called the layer during ``optimize()``.
     """
 
@@ -49,16 +48,15 @@ class Reassociation(Programs):
         self.decisions: list[Decision] = []
         self.reasons: dict[str, None] = {}
         self.calls: dict[str, None] = {}
-        self._of_halos: weakref.WeakKeyDictionary[Any, dict[bool, Reassociation]]
-        self._of_halos = weakref.WeakKeyDictionary()
+        self._of_halos: WeakKeyDictionary[Any, dict[bool, Reassociation]] = WeakKeyDictionary()
 
     def of_halo(self, halo: Any, leaves: list[Tensor]) -> "Reassociation":
-        """Return the programs of calls with a halo, and with features that stay or do not."""
-        known, static = self._of_halos.setdefault(halo, {}), _are_static(leaves)
-        if static not in known:
-            known[static] = Reassociation(self.layer, self.options)
-            known[static].decisions, known[static].reasons = self.decisions, self.reasons
-        return known[static]
+        """Return the programs for a halo and static features, or for a halo and other features."""
+        programs, static = self._of_halos.setdefault(halo, {}), _are_static(leaves)
+        if static not in programs:
+            programs[static] = Reassociation(self.layer, self.options)
+            programs[static].decisions, programs[static].reasons = self.decisions, self.reasons
+        return programs[static]
 
     def refusal(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """Return why a call is not transformed; empty if it is."""
@@ -67,7 +65,7 @@ class Reassociation(Programs):
         admits = running.exchange is not None and any(
             program.admit(args, kwargs) for program in held(self, context())
         )
-        # Other ranks may not record this call, which they would have to agree on.
+        # A record needs the agreement of all ranks, and other ranks may not record this call.
         return "sizes of another kind" if admits else ""
 
     def transformed(
@@ -93,7 +91,7 @@ class Reassociation(Programs):
         return None
 
     def again(self, program: LayerProgram, leaves: tuple[Tensor, ...]) -> LayerProgram:
-        """Choose again for calls with new graphs, or for graphs that were seen before."""
+        """Choose again, because calls began to have new graphs, or to repeat earlier ones."""
         new_graphs = not program.state.new_graphs
         new = self._reordered(program, leaves, self._regions_of(program), new_graphs=new_graphs)
         self.store(new, program)
@@ -110,32 +108,28 @@ class Reassociation(Programs):
         *,
         new_graphs: bool,
     ) -> LayerProgram:
-        """Choose an association for each region of a program, and let the program run them.
+        """Return a program that runs the chosen association of each region.
 
         Args:
-            program: of a call.
+            program: the recorded call.
             leaves: the tensors among the arguments of the call.
             regions: of the recorded graph.
             new_graphs: whether every call has a new graph.
         """
         inputs = [n for n in program.graph.nodes if n.op == "placeholder"]
-        static = _are_static(leaves)
-        same = frozenset(
-            node
-            for node, tensor in zip(inputs, leaves, strict=True)
-            if static and _is_static(tensor)
-        )
+        pairs = zip(inputs, leaves, strict=True) if _are_static(leaves) else ()
+        static = frozenset(node for node, tensor in pairs if _is_static(tensor))
         matrices = {node for region in regions for node in region.graphs.values()}
-        learning, values = Learning(), _values_of(program, matrices, leaves)
+        learns, values = learning(), _values_of(program, matrices, leaves)
         decided: dict[fx.Node, Decision] = {}
         for region in regions:
-            assumed = assumptions_of(region, learning, train=self.options.train, static=same)
+            assumed = assumptions_of(region, learns, train=self.options.train, static=static)
             graphs = {name: values[node] for name, node in region.graphs.items()}
             decided[region.root] = make_decision(
                 region, assumed, self.options, graphs, fresh=new_graphs,
                 slowest=None if running.exchange is None else running.exchange.slowest,
             )  # fmt: skip
-        # With several precisions, or under autocast, that of the result may change.
+        # With several precisions, or under autocast, the dtype of the result may change.
         dtypes = {node.meta[ABOUT].dtype for node in program.graph.nodes if ABOUT in node.meta}
         cast = sum(dtype.is_floating_point for dtype in dtypes) > 1
         builder = Builder()
@@ -176,6 +170,6 @@ def _is_static(tensor: Tensor) -> bool:
 
 
 def _are_static(leaves: Any) -> bool:
-    """Whether all features of a call are the same in every call of the model."""
+    """Whether all calls of the model have the same features."""
     features = [t for t in leaves if t.is_floating_point() and t.dim() == 2]
     return bool(features) and all(map(_is_static, features))

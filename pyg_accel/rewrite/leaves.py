@@ -18,12 +18,12 @@ Emit = Callable[[Builder], Value]
 
 
 class Source(NamedTuple):
-    """A leaf, and where its value comes from.
+    """A leaf and how to compute its value.
 
     Attributes:
-        leaf: of expressions.
+        leaf: the leaf.
         emit: adds nodes that compute it to a new graph, and returns the last.
-        nodes: of the recorded graph that it is computed from.
+        nodes: nodes of the recorded graph from which it is computed.
         graph: for a matrix of edges, the node of its :class:`~pyg_accel.Graph`.
     """
 
@@ -34,10 +34,10 @@ class Source(NamedTuple):
 
 
 class Leaves:
-    """The leaves met while a graph is read, each once.
+    """The leaves of the expressions of a graph, each once.
 
     Attributes:
-        exprs: for nodes with features [N, F] or [N, heads, F], the expressions that they compute.
+        exprs: the expressions of the nodes with features [N, F] or [N, heads, F].
     """
 
     def __init__(self, cuts: frozenset[fx.Node]) -> None:
@@ -64,7 +64,7 @@ class Leaves:
         graph: fx.Node | None = None,
         **more: Any,
     ) -> Leaf:
-        """Return the leaf of a key; a new one may have a number of columns in place of a symbol."""
+        """Return the leaf of a key; ``cols`` is a symbol, or the number of columns."""
         if key not in self._sources:
             if isinstance(cols, int):
                 self._widths[symbol := f"w{len(self._widths)}#"] = cols
@@ -93,10 +93,9 @@ class Leaves:
         Args:
             node: the features.
             reader: the node that reads them.
-            exchanged: whether they end with rows of other processes. The expression is that of
-                the rows of this process.
+            exchanged: whether they end with rows of other processes, which the expression omits.
         """
-        if (about := facts_of(node)) is None or exchanged != (node in self._exchanges):
+        if (facts := facts_of(node)) is None or exchanged != (node in self._exchanges):
             return None
         if node in self.exprs:
             self._read.append((node, reader))
@@ -104,25 +103,24 @@ class Leaves:
                 return self.exprs[node]
         if exchanged:
             node = features_of(node)
-            about = facts_of(node)
-        if len(about.shape) != 2 or not about.dtype.is_floating_point:
+            facts = facts_of(node)
+        if len(facts.shape) != 2 or not facts.dtype.is_floating_point:
             return None
-        if about.shape[0] not in (self._num_rows, self._num_cols):
+        if facts.shape[0] not in (self._num_rows, self._num_cols):
             return None
-        rows = "M" if self._bipartite and about.shape[0] == self._num_cols else "N"
-        base = (
-            ("Y" if self._bipartite and rows == "N" else "X") if node.op == "placeholder" else "Z"
-        )
-        return self.leaf(("data", node), base, rows, about.shape[1], "data", lambda b: node, node)
+        rows = "M" if self._bipartite and facts.shape[0] == self._num_cols else "N"
+        target = self._bipartite and rows == "N"
+        base = "Z" if node.op != "placeholder" else "Y" if target else "X"
+        return self.leaf(("data", node), base, rows, facts.shape[1], "data", lambda b: node, node)
 
     def _is_open(self, node: Any) -> bool:
         """Whether a node is features [N, F], to which any function of torch may be applied."""
         if node in self.exprs:
             return True
-        about = facts_of(node)
-        return about is not None and node.op == "placeholder" and len(about.shape) == 2 and (
-            about.dtype.is_floating_point and about.shape[0] in (self._num_rows, self._num_cols)
-            and about.shape[1] > 1
+        facts = facts_of(node)
+        return facts is not None and node.op == "placeholder" and len(facts.shape) == 2 and (
+            facts.dtype.is_floating_point and facts.shape[0] in (self._num_rows, self._num_cols)
+            and facts.shape[1] > 1
         )  # fmt: skip
 
     def _with_bias_as_product(self, expr: Expr) -> Expr:
@@ -190,7 +188,7 @@ class Leaves:
         With a graph, elements of nodes without an edge on ``side`` are replaced by 1: no message
         reads them, and they may be infinite or NaN.
         """
-        about, rows = facts_of(node), expr.rows
+        facts, rows = facts_of(node), expr.rows
 
         def emit(b: Builder) -> fx.Node:
             flat = b.call(torch.Tensor.reshape, node, -1)
@@ -201,10 +199,10 @@ class Leaves:
 
         key: tuple[Any, ...] = ("vector", node, inverse, rows, graph, side)
         size = self._num_cols if rows == "M" else self._num_rows
-        number = about.shape in ((), (1,), (1, 1))
+        number = facts.shape in ((), (1,), (1, 1))
         if number:
             key, graph = key[:4], None
-        elif about.shape != (size, 1):
+        elif facts.shape != (size, 1):
             return None
         base = "c" if number else "d"
         leaf = self.leaf(key, base, rows, rows, "diagonal", emit, node, number=number)

@@ -2,13 +2,14 @@
 
 The graph of a program is read node by node. Linear maps, sums, factors per node, sums and means of
 messages that are linear in features, and attention become parts of an expression; any other
-function ends it. A region is an expression whose value other code reads, or that the call returns:
-each of its associations computes that value, the node at the root of the region.
+function ends it. A region is an expression whose value other code reads, or that the call returns.
+Each of its associations computes this value, the node at the root of the region.
 """
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from inspect import signature
 from typing import Any
 
@@ -32,7 +33,7 @@ _PRODUCTS = ("gspmm", "sampled_spmm")
 
 
 class NotLifted(Exception):
-    """A layer, or a call of it, cannot be rewritten; the text is the reason."""
+    """A layer or a call cannot be rewritten; the text is the reason."""
 
 
 @dataclass(frozen=True)
@@ -42,10 +43,10 @@ class Region:
     Attributes:
         expr: the expression.
         root: the node that computes it.
-        sources: where the values of its leaves come from, by the names of the leaves.
+        sources: how to compute the value of each leaf, by name.
         attentions: how the scores of attention are computed, by name.
         maps: functions of features, by name.
-        sizes: the numbers of columns that symbols stand for.
+        sizes: numbers of columns by symbol.
         sample: arguments of :func:`~pyg_accel.ops.sampled_spmm`, if sums are over samples.
         exchange: in a distributed model, the first node that fetches rows of other processes:
             dense factors of a matrix of edges need these rows too.
@@ -62,7 +63,7 @@ class Region:
 
     @property
     def graphs(self) -> dict[str, fx.Node]:
-        """For each matrix of edges, the node of its :class:`~pyg_accel.Graph`, by name."""
+        """The nodes of the :class:`~pyg_accel.Graph` of each matrix of edges, by name."""
         return {name: s.graph for name, s in self.sources.items() if s.graph is not None}
 
 
@@ -89,7 +90,7 @@ class _Reading(Messages):
     """Reads a graph once, with expressions ending at the ``cuts``.
 
     Attributes:
-        readers: for each node, those whose expressions contain its expression.
+        readers: for each node, the nodes whose expressions contain its expression.
     """
 
     def __init__(
@@ -106,7 +107,7 @@ class _Reading(Messages):
         self._bipartite = self._rows != self._cols
         self._num_rows, self._num_cols = facts_of(first).shape[0], self._num_sources()
         self._exchanges = [n for n in graph.nodes if called(n) == "exchanged"]
-        if not all(map(_has_known_edges, self._exchanges)):
+        if not all(map(_has_registered_edges, self._exchanges)):
             raise NotLifted("on several ranks, edges that it derives in each call")
         if self._exchanges:
             self._num_cols = facts_of(features_of(self._exchanges[0])).shape[0]
@@ -123,7 +124,7 @@ class _Reading(Messages):
             self._read.clear()
             try:
                 arguments = signature(handler).bind(self, node, *node.args, **node.kwargs)
-            except TypeError:  # an argument without a parameter changes what the function does
+            except TypeError:  # an unsupported argument
                 continue
             expr = handler(*arguments.args, **arguments.kwargs)
             if expr is not None:
@@ -147,7 +148,8 @@ class _Reading(Messages):
             leaves = dict.fromkeys(leaves_of(expr))
             sparse = any(map(is_sparse, leaves))
             others = any(leaf.kind in ("weight", "diagonal") for leaf in leaves)
-            if not sparse or self.readers[node] & node.users.keys() - self._ends(node):
+            inner = node not in self._cuts and self.readers[node] & node.users.keys()
+            if not sparse or inner:
                 continue
             if not others:
                 self._set_reason(f"{self._layer} has no linear layer beside its aggregation")
@@ -168,21 +170,17 @@ class _Reading(Messages):
                 exchange=next(iter(self._exchanges), None),
             )
 
-    def _ends(self, node: fx.Node) -> set[fx.Node]:
-        """The readers of a node to which it is a leaf, since expressions end there."""
-        return self.readers[node] if node in self._cuts else set()
-
     def _linear(
         self, node: fx.Node, input: Any, weight: Any, bias: Any = None, *, transposed: bool = True
     ) -> Expr | None:
-        about = facts_of(weight)
-        if about is None or len(about.shape) != 2:
+        facts = facts_of(weight)
+        if facts is None or len(facts.shape) != 2:
             return None
         if weight in self.exprs or (expr := self.expr_of(input, node)) is None:
             return None
         if len(facts_of(input).shape) != 2:
             return None
-        inner, outer = about.shape[::-1] if transposed else about.shape
+        inner, outer = facts.shape[::-1] if transposed else facts.shape
         if inner != facts_of(input).shape[1]:
             return None
 
@@ -199,12 +197,6 @@ class _Reading(Messages):
 
     def _bias(self, bias: fx.Node, cols: str) -> Leaf:
         return self.leaf(("bias", bias), "b", "1", cols, "bias", lambda b: bias, bias)
-
-    def _matmul(self, node: fx.Node, input: Any, weight: Any) -> Expr | None:
-        return self._linear(node, input, weight, transposed=False)
-
-    def _subtract(self, node: fx.Node, a: Any, b: Any) -> Expr | None:
-        return self._add(node, a, b, sign=-1.0)
 
     def _add(self, node: fx.Node, a: Any, b: Any, *, sign: float = 1.0) -> Expr | None:
         if not (self._is_open(a) or self._is_open(b)):
@@ -225,9 +217,6 @@ class _Reading(Messages):
                 return self._add(node, b, a)
         return None
 
-    def _divide(self, node: fx.Node, a: Any, b: Any) -> Expr | None:
-        return self._multiply(node, a, b, inverse=True)
-
     def _multiply(self, node: fx.Node, a: Any, b: Any, *, inverse: bool = False) -> Expr | None:
         if not self._is_open(a):
             if inverse or not self._is_open(b):
@@ -238,9 +227,9 @@ class _Reading(Messages):
                 return None
             expr = self.expr_of(a, node)
             return None if expr is None else self._scaled(1 / b if inverse else float(b), expr)
-        if not isinstance(b, fx.Node) or (about := facts_of(b)) is None or b in self.exprs:
+        if not isinstance(b, fx.Node) or (facts := facts_of(b)) is None or b in self.exprs:
             return None
-        if len(facts_of(a).shape) != 2 or about.dtype != facts_of(a).dtype:
+        if len(facts_of(a).shape) != 2 or facts.dtype != facts_of(a).dtype:
             return None
         expr = self.expr_of(a, node)
         return None if expr is None else self._rows_scaled(b, expr, inverse=inverse)
@@ -260,9 +249,8 @@ class _Reading(Messages):
             self._read.append((value, node))
             return self.exprs[value]
         if len(old) == 2 and len(new) == 3 and new[0] == old[0] and value not in self._cuts:
-            if (
-                expr := self._in_heads(self._with_bias_as_product(self.exprs[value]), *new[1:])
-            ) is not None:
+            expr = self._in_heads(self._with_bias_as_product(self.exprs[value]), *new[1:])
+            if expr is not None:
                 self._read.append((value, node))
             return expr
         if len(old) == 3 and new == (old[0], old[1] * old[2]):
@@ -337,7 +325,7 @@ def _sums(node: fx.Node) -> bool:
     )  # fmt: skip
 
 
-def _has_known_edges(exchange: fx.Node) -> bool:
+def _has_registered_edges(exchange: fx.Node) -> bool:
     """Whether the edges of a halo are an argument, or come from a step that registers them."""
     halo: Any = exchange.args[0]
     edges = halo.args[0]
@@ -346,13 +334,14 @@ def _has_known_edges(exchange: fx.Node) -> bool:
     return edges.op == "placeholder" or called(edges) in ("_formula", "_derived")
 
 
+_MATMUL = partial(_Reading._linear, bias=None, transposed=False)
+_DIVIDE = partial(_Reading._multiply, inverse=True)
 _HANDLERS: dict[str, Callable[..., Expr | None]] = {
-    "linear": _Reading._linear, "matmul": _Reading._matmul, "mm": _Reading._matmul,
-    "__matmul__": _Reading._matmul,
+    "linear": _Reading._linear, "matmul": _MATMUL, "mm": _MATMUL, "__matmul__": _MATMUL,
     "add": _Reading._add, "__add__": _Reading._add, "__radd__": _Reading._add,
-    "sub": _Reading._subtract, "neg": _Reading._negate,
+    "sub": partial(_Reading._add, sign=-1.0), "neg": _Reading._negate,
     "mul": _Reading._multiply, "__rmul__": _Reading._multiply,
-    "div": _Reading._divide, "__truediv__": _Reading._divide,
+    "div": _DIVIDE, "__truediv__": _DIVIDE,
     "gspmm": _Reading._gspmm, "sampled_spmm": _Reading._sampled_spmm,
     "attention": _Reading._attention, "dense_maxk": _Reading._maxk,
     "view": _Reading._view, "reshape": _Reading._view, "flatten": _Reading._flatten,

@@ -1,7 +1,7 @@
 """Lowering: an association tree becomes nodes in the graph of a program.
 
-Every primitive is a call of :mod:`pyg_accel.ops` or of torch. What only depends on the graph and
-on static features is marked as derived, and computed once (:mod:`pyg_accel.record.split`).
+Every primitive is a call of :mod:`pyg_accel.ops` or of torch. Nodes that only depend on the graph
+and on static features are marked as derived, and computed once (:mod:`pyg_accel.record.split`).
 """
 
 from operator import getitem
@@ -23,21 +23,16 @@ __all__ = ["lower"]
 
 
 def lower(
-    builder: Builder,
-    region: Region,
-    tree: Tree,
-    static: frozenset[str],
-    *,
-    cast: bool,
+    builder: Builder, region: Region, tree: Tree, static: frozenset[str], *, cast: bool
 ) -> fx.Node:
     """Add the nodes of a tree to a new graph.
 
     Args:
         builder: of the new graph.
-        region: what the tree computes.
+        region: the region that the tree computes.
         tree: an association of its expression.
         static: leaves that are the same in every call with the same graph.
-        cast: whether to cast the result to the dtype of the root: several precisions meet.
+        cast: cast the result to the dtype of the root, because several precisions meet.
 
     Returns:
         The node that replaces the root of the region.
@@ -72,7 +67,7 @@ class _Lowering:
         self._read_once = {item for item in args if args.count(item) <= 1}
 
     def value(self, item: Tree | None) -> Any:
-        """Return the node, number or edges that a part of the tree is computed by."""
+        """Return the node, number or edges that compute a part of the tree."""
         if item is None:
             return None
         if item not in self._values:
@@ -138,28 +133,27 @@ class _Lowering:
         attention = self._region.attentions[node.name]
         operands: dict[int, fx.Node] = {}
         for origin, item in zip(attention.origins, args, strict=True):
-            mine = [o for o in attention.operands if o.origin is origin]
+            scores = [o for o in attention.operands if o.origin is origin]
             if item in self._folded and isinstance(item, Node):
                 data, weight = (self.value(a) for a in item.args)
                 weight = self._b.call(_in_heads, weight, node.heads)
                 parts = [
-                    self._b.call(Tensor.flatten, self._chain(o.chain, weight), 1) for o in mine
+                    self._b.call(Tensor.flatten, self._chain(o.chain, weight), 1) for o in scores
                 ]
-                whole = parts[0] if len(parts) == 1 else self._b.call(torch.cat, parts, 1)
-                product = self._b.call(torch.matmul, data, whole)
-                if len(parts) > 1:
-                    product = self._b.call(Tensor.chunk, product, len(parts), 1)
-                for number, operand in enumerate(mine):
-                    own = product
-                    if len(parts) > 1:
-                        own = self._b.call(getitem, product, number)
-                    trailing = operand.node.meta[ABOUT].shape[1:]
-                    operands[operand.index] = self._b.call(Tensor.reshape, own, (-1, *trailing))
+                if len(parts) == 1:
+                    products = [self._b.call(torch.matmul, data, *parts)]
+                else:  # one product with all weights
+                    joint = self._b.call(torch.matmul, data, self._b.call(torch.cat, parts, 1))
+                    chunks = self._b.call(Tensor.chunk, joint, len(parts), 1)
+                    products = [self._b.call(getitem, chunks, n) for n in range(len(parts))]
+                for operand, product in zip(scores, products, strict=True):
+                    shape = (-1, *operand.node.meta[ABOUT].shape[1:])
+                    operands[operand.index] = self._b.call(Tensor.reshape, product, shape)
             else:
                 data = self.value(item)
                 if item.heads == 1:
                     data = self._b.call(Tensor.unsqueeze, data, 1)
-                for operand in mine:
+                for operand in scores:
                     operands[operand.index] = self._chain(operand.chain, data)
         for operand in attention.operands:
             if operand.origin is None:
@@ -268,7 +262,7 @@ def _repeated(row: Tensor, ones: Tensor) -> Tensor:
 
 
 def _gemm_in_heads(data: Tensor, weight: Tensor, heads: int) -> Tensor:
-    """Multiply [N, heads, F] with a weight [F, heads x H], each head with its own part of it."""
+    """Multiply [N, heads, F] with a weight [F, heads x H] head by head."""
     return torch.einsum("nhf,fhc->nhc", data, weight.reshape(weight.size(0), heads, -1))
 
 

@@ -33,7 +33,7 @@ class Messages(Leaves):
     """Reads sums of messages over edges as products.
 
     Attributes:
-        reason: the first reason why a sum of messages is not a product; empty if all are.
+        reason: why a sum of messages is not a product; empty if all are products.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Messages(Leaves):
         return self._messages(node, graph, formula, operands, mean=reduce == "mean")
 
     def _is_graph(self, graph: fx.Node) -> bool:
-        """Whether the edges of a graph lead from and to the same sets of nodes as the others'."""
+        """Whether a graph has the sources and targets of the other graphs."""
         return graph.op == "call_function" and graph.args[1:4] == (
             self._rows, self._cols, self._target,
         )  # fmt: skip
@@ -98,11 +98,11 @@ class Messages(Leaves):
     def _messages(
         self, node: fx.Node, graph: fx.Node, formula: Formula, operands: Any, *, mean: bool
     ) -> Expr | None:
-        about = facts_of(node)
-        self._dtype = about.dtype
-        if len(about.shape) != 2 or any(facts_of(o) is None for o in operands):
+        facts = facts_of(node)
+        self._dtype = facts.dtype
+        if len(facts.shape) != 2 or any(facts_of(o) is None for o in operands):
             return None
-        width = about.shape[1]
+        width = facts.shape[1]
 
         def is_wide(operand: Operand) -> bool:
             value = operands[operand.index]
@@ -117,11 +117,9 @@ class Messages(Leaves):
         precisions = {facts_of(o).dtype for o in read}
         if len(precisions) > 1 and not precisions & _HALVES:
             return None
-        ends: dict[str, set[Any]] = {"u": set(), "v": set(), "e": set()}
-        for term in terms:
-            if term.features is not None:
-                ends[term.features.side].add(operands[term.features.index])
-        if ends["u"] & ends["v"]:  # the sum of x_i - x_j is more precise than that of each
+        wide = [term.features for term in terms if term.features is not None]
+        sources, targets = ({operands[o.index] for o in wide if o.side == s} for s in "uv")
+        if sources & targets:  # x_i - x_j: a difference of two sums is less precise
             return None
         parts = [self._term(node, graph, term, operands, mean=mean) for term in terms]
         whole = [part for part in parts if part is not None]
@@ -192,7 +190,7 @@ class Messages(Leaves):
     def _targets(
         self, graph: fx.Node, term: Term, expr: Expr, sides: dict[str, list[tuple[fx.Node, bool]]]
     ) -> Expr | None:
-        """Return features of the targets in messages: their sum is a multiple, by the degree."""
+        """Return the sum of target features over edges: the degree times the features."""
         if sides["u"] or sides["v"] or expr.rows != "N" or self._sampling is not None:
             return None
         matrix, dtype = self._matrix(graph, sides["e"]), self._dtype
@@ -214,12 +212,8 @@ class Messages(Leaves):
         columns = "M" if self._bipartite else "N"
         emit, nodes = edges_of(graph, weights)
         kind = "weighted" if weights else "sparse"
-        key = (
-            "edges",
-            graph.args[0],
-            mean,
-            *((base_of(node), inverse) for node, inverse in weights),
-        )
+        factors = ((base_of(node), inverse) for node, inverse in weights)
+        key = ("edges", graph.args[0], mean, *factors)
         return self.leaf(key, "A", "N", columns, kind, emit, graph, *nodes, graph=graph, mean=mean)
 
     def _attention(

@@ -1,4 +1,4 @@
-"""``optimize()``: the same model with the cheapest order of its matrix products."""
+"""``optimize()``: the same model with the cheapest order of its matrix products; their orders."""
 
 import linecache
 import os
@@ -20,16 +20,20 @@ from pyg_accel.errors import VerificationError
 from pyg_accel.patching.api import installed
 from pyg_accel.rewrite.cost import CostModel
 from pyg_accel.rewrite.layer import Reassociation
+from pyg_accel.rewrite.lift import NotLifted
 from pyg_accel.rewrite.optimized import OptimizedModel, forward_with, rewritten_layers
+from pyg_accel.rewrite.prune import Associations
 from pyg_accel.rewrite.select import Choose, Options
 from pyg_accel.rewrite.tree import Tree
 from pyg_accel.rewrite.verify import differences, evaluated
 from pyg_accel.runtime.checks import check_arguments
+from pyg_accel.runtime.module_state import as_it_was
+from pyg_accel.runtime.report import uncounted
 from pyg_accel.settings import settings
 
-__all__ = ["optimize"]
+__all__ = ["associations", "optimize"]
 
-# Folders whose code stands between a model's and its layers.
+# Folders whose frames lie between the code of a model and its layers.
 _PASSED = tuple(f"{Path(file).parent}{os.sep}" for file in (torch.__file__, pyg_accel.__file__))
 
 
@@ -50,8 +54,8 @@ def optimize(
     has sizes that differ by more than a factor of two. Results and gradients stay the same (up to
     rounding). Other layers are not rewritten, and :func:`explain` says why.
 
-    The result wraps ``model`` as that of ``torch.compile`` does: the code of the model runs, with
-    its parameters, attributes, hooks and modes. ``model`` is unchanged when it is called itself.
+    The result wraps ``model``, like a compiled module: the code of the model runs, with its
+    parameters, attributes, hooks and modes. ``model`` itself is unchanged.
 
     The examples are run once, with gradients if ``train=True``. Buffers, random number generators
     and other state of the model are restored afterwards. On small graphs, training on a GPU may be
@@ -68,10 +72,10 @@ def optimize(
         choose: the association to use, for experiments: its text, a tree of
             :func:`~pyg_accel.rewrite.associations`, or a function that takes the trees that may be
             the fastest and returns one.
-        cost: a cost model in place of that of the device.
+        cost: a cost model to use instead of the default for the device.
         price_all: predict the time of every association, also where sizes suffice to choose, for
             :func:`explain` to show.
-        example_kwargs: arguments of that call by name.
+        example_kwargs: keyword arguments of the call.
 
     Returns:
         A module that is called like ``model``; ``model`` may be such a module too.
@@ -122,18 +126,65 @@ def optimize(
     return fast
 
 
+def associations(
+    conv: MessagePassing, *example_inputs: Any, train: bool = False, **example_kwargs: Any
+) -> Associations:
+    """Return the associations of a layer's matrix products, and which may be the fastest.
+
+    Features are assumed to have gradients, like the features of a hidden layer.
+
+    Args:
+        conv: the layer; it is called, and its state restored.
+        example_inputs: arguments that it is called with; by default features and an edge_index.
+        train: whether the backward pass counts too.
+        example_kwargs: arguments by name.
+
+    Returns:
+        ``all`` trees; the ``promoted`` ones; ``bills``, the primitives of each. A layer with
+        several expressions returns the trees of the last.
+
+    Raises:
+        NotLifted: with the reason, for a layer that is not rewritten.
+    """
+    if not example_inputs and not example_kwargs:
+        example_inputs = _examples(conv)
+    fast = OptimizedModel(conv, Options(train=train))
+    layer = rewritten_layers(fast)[""]
+    try:
+        with as_it_was(conv.modules()), uncounted(), torch.no_grad():
+            for _ in range(2):  # the first call of a layer may differ: caches are empty
+                fast(*example_inputs, **example_kwargs)
+    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
+        raise NotLifted(f"its code does not run on such arguments: {error}") from error
+    if not layer.decisions:
+        raise NotLifted(next(iter(layer.reasons)))
+    return layer.decisions[-1].pruned
+
+
+def _examples(conv: MessagePassing) -> tuple[Any, ...]:
+    """Return features with as many columns as a layer takes, and an edge_index."""
+    inner = (p.size(1) for p in conv.parameters() if p.dim() == 2)  # of the first linear layer
+    channels = getattr(conv, "in_channels", None) or next(inner, 8)
+    like = next(conv.parameters(), torch.empty(0))
+    widths = channels if isinstance(channels, (tuple, list)) else (channels,)
+    x = tuple(like.new_ones(4, max(width, 1)) for width in widths)
+    # 13 edges: a size that nothing else has.
+    edges = torch.arange(26, device=like.device).view(2, 13) % 4
+    return (x if len(x) > 1 else x[0]), edges
+
+
 class _Noted(dict[torch.nn.Module, Reassociation]):
-    """Programs of layers; notes the lines of code whose calls look for them."""
+    """Transforms by layer; a look-up notes the line of code that calls the layer."""
 
     def get(self, layer: Any, default: Any = None) -> Any:
-        known = super().get(layer, default)
-        if known is not None:
-            known.calls[_calling_line()] = None
-        return known
+        transform = super().get(layer, default)
+        if transform is not None:
+            transform.calls[_calling_line()] = None
+        return transform
 
 
 def _calling_line() -> str:
-    """Return the line of code that calls a layer, and where that is."""
+    """Return the line of code that calls a layer, with file and number."""
     frame: Any = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_PASSED):
         frame = frame.f_back

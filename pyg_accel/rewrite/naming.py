@@ -17,8 +17,8 @@ class Named(NamedTuple):
 
     Attributes:
         expr: the expression.
-        names: of its leaves: the old name of each new one.
-        sizes: the new symbol of each old one.
+        names: old names of its leaves by new name.
+        sizes: new symbols by old symbol.
     """
 
     expr: Expr
@@ -27,12 +27,12 @@ class Named(NamedTuple):
 
 
 def named(expr: Expr, order: Sequence[Leaf], root: Callable[[str], str]) -> Named:
-    """Name the leaves of an expression in the order in which the code met them.
+    """Name the leaves of an expression by their order in the code.
 
     Args:
         expr: the expression.
-        order: of all leaves; their names are letters and a number: ``W#3``.
-        root: returns the same symbol for all symbols of sizes that are equal.
+        order: all leaves in order; their names are letters and a number: ``W#3``.
+        root: returns the same symbol for symbols of equal sizes.
     """
     used = dict.fromkeys(leaves_of(expr))
     leaves = [leaf for leaf in order if leaf in used]

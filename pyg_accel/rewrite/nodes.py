@@ -1,5 +1,7 @@
 """Facts of the nodes of a recorded graph, such as shapes and gradients."""
 
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from torch import fx
@@ -8,23 +10,23 @@ from pyg_accel.record.about import ABOUT, WRITES
 from pyg_accel.record.edge_tensors import name_of
 from pyg_accel.record.split import DERIVED
 
-__all__ = ["Learning", "called", "facts_of", "features_of", "lasts", "overwritten_nodes"]
+__all__ = ["called", "facts_of", "features_of", "lasts", "learning", "overwritten_nodes"]
 
 
 def called(node: fx.Node) -> str:
-    """Return the name of the function that a node calls; empty for a node that calls none."""
+    """Return the name of the function that a node calls, or an empty string."""
     if node.op == "call_method":
         return str(node.target)
     return name_of(node.target) if callable(node.target) else ""
 
 
 def facts_of(node: Any) -> Any:
-    """Return the :class:`~pyg_accel.record.about.About` of a node; None if it is no tensor."""
+    """Return the recorded facts of a tensor, such as its shape; None for other nodes."""
     return node.meta.get(ABOUT) if isinstance(node, fx.Node) else None
 
 
 def features_of(exchange: fx.Node) -> fx.Node:
-    """Return the features of this process to which an exchange appends rows of others."""
+    """Return the local features to which an exchange appends rows of other processes."""
     _, _, features = exchange.args
     assert isinstance(features, fx.Node)
     return features
@@ -42,19 +44,16 @@ def overwritten_nodes(graph: fx.Graph) -> frozenset[fx.Node]:
     return frozenset(overwritten)
 
 
-class Learning:
-    """Which nodes have gradients, by the inputs that they are computed from."""
+def learning() -> Callable[[fx.Node], bool]:
+    """Return a function that tells whether gradients flow into a node; its results are cached."""
 
-    def __init__(self) -> None:
-        self._learns: dict[fx.Node, bool] = {}
+    @cache
+    def learns(node: fx.Node) -> bool:
+        if node.all_input_nodes:
+            return any(map(learns, node.all_input_nodes))
+        return ABOUT in node.meta and bool(node.meta[ABOUT].learns)
 
-    def learns(self, node: fx.Node) -> bool:
-        """Return whether gradients flow into a node, if gradients are computed."""
-        if node not in self._learns:
-            inputs = node.all_input_nodes
-            own = not inputs and ABOUT in node.meta and node.meta[ABOUT].learns
-            self._learns[node] = own or any(map(self.learns, inputs))
-        return self._learns[node]
+    return learns
 
 
 def lasts(node: fx.Node) -> bool:

@@ -1,4 +1,4 @@
-"""The result of ``optimize()``: it calls the model, whose layers then run changed programs."""
+"""The result of ``optimize()``: a wrapper under which the layers of a model run other programs."""
 
 import functools
 import weakref
@@ -20,10 +20,10 @@ __all__ = ["OptimizedModel", "forward_with", "rewritten_layers"]
 
 
 class OptimizedModel(ModelWrapper):
-    """Calls a model with rewritten programs in place of its layers.
+    """Calls a model with rewritten programs for its layers.
 
-    Attributes, methods, parameters, names and modes are those of the model, which is unchanged
-    when it is called itself. Hooks on calls are separate.
+    It shares attributes, methods, parameters, names and modes with the model, which is unchanged.
+    Hooks on calls are separate.
 
     Args:
         model: any module.
@@ -34,16 +34,13 @@ class OptimizedModel(ModelWrapper):
     _own = frozenset(("forward", "_opt_layers", "_opt_options", "_opt_static"))
 
     def __init__(
-        self,
-        model: torch.nn.Module,
-        options: Options,
-        static: tuple[str, ...] = (),
+        self, model: torch.nn.Module, options: Options, static: tuple[str, ...] = ()
     ) -> None:
         """Share the attributes of the model."""
         layers = _transformed(model, options)
         super().__init__(model, _opt_layers=layers, _opt_options=options, _opt_static=static,
                          forward=forward_with(model, layers, static))  # fmt: skip
-        # torch.fx, and with it to_hetero(), reads the forward of the class: that of the model.
+        # torch.fx, and with it to_hetero(), reads the forward of the class.
         if reads := getattr(type(model), "forward", None):
             cls = type("OptimizedModel", (OptimizedModel,), {"forward": reads})
             object.__setattr__(self, "__class__", cls)
@@ -54,15 +51,15 @@ class OptimizedModel(ModelWrapper):
         return self._original  # type: ignore[no-any-return]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Save what the result is made of, and its hooks."""
+        """Save the arguments and the hooks."""
         return OptimizedModel, *super().__reduce__()[1:]
 
-    def _made_of(self) -> tuple[Any, ...]:
+    def _arguments(self) -> tuple[Any, ...]:
         return self._original, self._opt_options, self._opt_static  # decisions are made again
 
     def __copy__(self) -> "OptimizedModel":
         """Return another one of the same model."""
-        return OptimizedModel(*self._made_of())
+        return OptimizedModel(*self._arguments())
 
 
 def rewritten_layers(fast: OptimizedModel) -> dict[str, Reassociation]:
@@ -72,23 +69,23 @@ def rewritten_layers(fast: OptimizedModel) -> dict[str, Reassociation]:
 
 
 def _transformed(model: torch.nn.Module, options: Options) -> dict[torch.nn.Module, Reassociation]:
-    """Return the programs of each layer; layers inside of layers run as they are."""
-    known: dict[torch.nn.Module, Reassociation] = {}
-    todo = [model]
-    for module in todo:  # as it grows
+    """Return the programs of each layer; layers inside of layers are not transformed."""
+    layers: dict[torch.nn.Module, Reassociation] = {}
+    queue = [model]
+    for module in queue:  # grows while it is read
         if isinstance(module, MessagePassing):
-            known.setdefault(module, Reassociation(module, options))
+            layers.setdefault(module, Reassociation(module, options))
         elif isinstance(module, OptimizedModel):
-            known.update(module._opt_layers)
+            layers.update(module._opt_layers)
         else:
-            todo += module.children()
-    return known
+            queue += module.children()
+    return layers
 
 
 def forward_with(
     model: torch.nn.Module, layers: Mapping[torch.nn.Module, Reassociation], static: tuple[str, ...]
 ) -> Callable[..., Any]:
-    """Return a ``forward`` with the signature of the model's that transforms its layers."""
+    """Return a ``forward`` with the signature of the model that transforms its layers."""
 
     def static_tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         arguments = signature(model.forward).bind_partial(*args, **kwargs).arguments

@@ -16,22 +16,12 @@ from pyg_accel.rewrite.optimized import OptimizedModel, rewritten_layers
 from pyg_accel.rewrite.select import Decision
 from pyg_accel.rewrite.tree import Tree, composition_of, leaves_in
 
-__all__ = [
-    "HEAD",
-    "LayerPlan",
-    "ModelPlan",
-    "TreePlan",
-    "facts",
-    "legend",
-    "plan",
-    "row",
-    "title",
-]
+__all__ = ["HEAD", "LayerPlan", "ModelPlan", "TreePlan", "facts", "legend", "plan", "row", "title"]
 
 WIDTH = 100  # of text
 MOST = 24  # associations of a layer in a table of text
 COLUMNS = (36, 32, 10, 16)  # of a table in it
-# Terms that a plan explains where it uses them.
+# Terms that the legend of a plan explains.
 WORDS = {
     "dynamic": "rows of features are scaled in every call",
     "precompute": "the edges are scaled, once per graph",
@@ -81,12 +71,12 @@ class LayerPlan:
     Attributes:
         path: its name in the model.
         layer: its class.
-        algebra: what it computes; empty if it was not lifted.
+        algebra: its expression; empty if it was not lifted.
         sizes: by symbol.
         trees: all associations, the chosen one first.
-        by: what decided.
+        by: how the tree was chosen.
         source: the cost model, if it was used.
-        reasons: why calls ran the layer itself.
+        reasons: why calls ran the original layer.
         calls: the lines of code that call it.
     """
 
@@ -122,8 +112,7 @@ class ModelPlan:
             name = f"{layer.path or 'the layer'}: {layer.layer}"
             lines += ["", *_wrapped([name, *facts(layer), *legend(layer)])]
             if layer.trees:
-                rows = [row(tree) for tree in layer.trees[:MOST]]
-                lines.append(_table(rows))
+                lines.append(_table(map(row, layer.trees[:MOST])))
                 if len(layer.trees) > MOST:
                     lines.append(f"and {len(layer.trees) - MOST} more, which format='md' lists")
         return "\n".join(lines)
@@ -137,33 +126,29 @@ def _wrapped(texts: Iterable[str]) -> list[str]:
 def plan(
     model: torch.nn.Module, *example_inputs: Any, train: bool = False, **options: Any
 ) -> ModelPlan:
-    """Return what :func:`~pyg_accel.optimize` would do, as data; ``print`` shows it.
+    """Return the decisions of :func:`~pyg_accel.optimize` as data; ``print`` shows them.
 
     Args:
-        model: as for ``optimize``; or what that returned, to see its decisions so far.
-        example_inputs: arguments of a call; none for what ``optimize`` returned.
+        model: as for ``optimize``, or its result, to see the decisions of its calls.
+        example_inputs: arguments of a call; none for the result of ``optimize``.
         train: as for ``optimize``.
         options: the other arguments of ``optimize``; ``price_all`` is True by default here.
 
     Returns:
-        For each layer its associations with predicted times, and what was chosen.
+        For each layer its associations with predicted times, and the choice.
 
     Raises:
-        ValueError: what ``optimize`` raises.
+        ValueError: as ``optimize`` does.
     """
-    if isinstance(model, OptimizedModel):
-        if example_inputs or options or train:
-            raise ValueError(
-                "expected no examples and no options with a model that is rewritten: its plan is "
-                "what it decided so far (give the original for another)"
-            )
-        return plan_of(model)
-    fast = optimize(model, *example_inputs, train=train, **{"price_all": True, **options})
-    return plan_of(fast)
-
-
-def plan_of(fast: OptimizedModel) -> ModelPlan:
-    """Return the decisions of an optimised model so far."""
+    if not isinstance(model, OptimizedModel):
+        fast = optimize(model, *example_inputs, train=train, **{"price_all": True, **options})
+    elif example_inputs or options or train:
+        raise ValueError(
+            "expected no examples and no options with a model that is rewritten: its plan is "
+            "what it decided so far (give the original for another)"
+        )
+    else:
+        fast = model
     layers = tuple(_layer(path, layer) for path, layer in rewritten_layers(fast).items())
     return ModelPlan(type(fast._original).__name__, fast._opt_options.train, layers)
 
@@ -186,7 +171,7 @@ def _layer(path: str, layer: Reassociation) -> LayerPlan:
 
 
 def _sizes(decision: Decision) -> dict[str, int]:
-    """Return the sizes whose symbols are in the expression."""
+    """Return the sizes of the symbols of the expression."""
     leaves = list(leaves_of(decision.form))
     used = {s for leaf in leaves for s in (leaf.rows, leaf.cols)} - {"1"} | {"h"}
     return {s: n for s, n in decision.sizes.items() if s in used} | {"E": decision.entries}
@@ -200,19 +185,17 @@ def _tree(decision: Decision, tree: Tree) -> TreePlan:
         verdict = "candidate" + (f" where {scenarios[0]}" if len(scenarios) == 1 else "")
     else:
         reasons = decision.pruned.reasons[tree]
-        different = len(set(reasons.values())) > 1
-        verdict = "pruned: " + "; ".join(
-            [f"{scenario}: {reason}" for scenario, reason in reasons.items()]
-            if different
-            else set(reasons.values())
-        )
+        texts = list(dict.fromkeys(reasons.values()))
+        if len(texts) > 1:
+            texts = [f"{scenario}: {reason}" for scenario, reason in reasons.items()]
+        verdict = "pruned: " + "; ".join(texts)
     return TreePlan(
         str(tree),
         tuple(str(w) for w in bill.forward if not w.once),
         tuple(str(w) for w in bill.backward),
         tuple(str(w) for w in bill.forward if w.once),
         decision.choice.seconds.get(tree),
-        bill.bytes_kept(decision.sizes),
+        bill.saved_bytes(decision.sizes),
         f"chosen by {decision.choice.by}" if chosen else verdict,
         chosen,
         tree,
@@ -298,7 +281,7 @@ def _counted(works: tuple[str, ...]) -> Iterator[str]:
         yield work if times == 1 else f"{times} x {work}"
 
 
-def _table(rows: list[tuple[str, ...]]) -> str:
+def _table(rows: Iterable[tuple[str, ...]]) -> str:
     lines: list[str] = []
     for row in (HEAD, *rows):
         cells = [wrap(cell, width) or [""] for cell, width in zip(row, COLUMNS, strict=True)]

@@ -3,7 +3,7 @@
 There are two scenarios: the layer has fewer input than output features, or more. Within one, a tree
 is dominated if
 
-* the primitives of another tree are a part of its own, on matrices that are no larger, or
+* another tree has a subset of its primitives, on matrices that are no larger, or
 * another tree has the same primitives on smaller matrices.
 
 A tree that is dominated in both scenarios is pruned. The others are promoted, each with the
@@ -26,14 +26,14 @@ SCENARIOS = ("in < out", "in > out")
 
 @dataclass(frozen=True)
 class Associations:
-    """The association trees of an expression, and those that remain after pruning.
+    """The association trees of an expression before and after pruning.
 
     Attributes:
         all: every tree.
-        promoted: those that may be the fastest.
-        scenarios: for every promoted tree, the scenarios in which it may be the fastest.
+        promoted: the trees that may be the fastest.
+        scenarios: the scenarios in which each promoted tree may be the fastest.
         reasons: for every other tree and scenario, a text that names a tree that is never slower.
-        bills: for every tree, its primitives.
+        bills: the primitives of every tree.
     """
 
     all: tuple[Tree, ...]
@@ -56,8 +56,8 @@ def prune(trees: Sequence[Tree], assumed: Assumptions) -> Associations:
     reasons: dict[Tree, dict[str, str]] = {tree: {} for tree in trees}
     for scenario in SCENARIOS:
         works = {tree: _sorted(bill, scenario) for tree, bill in bills.items()}
-        # By weight, a tree comes after those that dominate it. Comparing it with undominated ones
-        # suffices: domination is transitive.
+        # Sorted by weight, a tree comes after all trees that dominate it. Domination is transitive,
+        # so comparing with undominated trees suffices.
         undominated: list[Tree] = []
         for tree in sorted(trees, key=lambda t: works[t].weight):
             rival = next(
@@ -79,9 +79,9 @@ class _Works(NamedTuple):
     """The primitives of a tree in a scenario.
 
     Attributes:
-        weight: a sort key that is larger than that of every tree which dominates this one.
+        weight: a sort key; trees that dominate this one have a smaller one.
         counts: the number of primitives by name; weighted and unweighted spmm count together.
-        works: the primitives, those on the smallest matrices first.
+        works: the primitives, sorted by the sizes of their matrices.
     """
 
     weight: tuple[int, int, int, int]
@@ -133,8 +133,6 @@ def _no_slower(a: PrimitiveCall, b: PrimitiveCall, scenario: str) -> bool:
     if (b.once and not a.once) or (b.shared and not a.shared) or (b.fused and not a.fused):
         return False
     pairs = ((a.rows, b.rows), (a.inner, b.inner), (a.cols, b.cols))
-    if a.name in ("gemm", "gemm_tn"):  # a product of the same three sizes is the same work
-        ours = sorted((a.rows, a.inner, a.cols))
-        if ours == sorted((b.rows, b.inner, b.cols)):
-            return True
+    if a.name in ("gemm", "gemm_tn") and sorted(x for x, _ in pairs) == sorted(y for _, y in pairs):
+        return True  # products of the same three sizes do the same work
     return all(x == y or 0 < _size(x, scenario) <= _size(y, scenario) for x, y in pairs)

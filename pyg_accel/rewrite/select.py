@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import fx
 
 from pyg_accel.graph import Graph
 from pyg_accel.rewrite.cost import CostModel, GraphFeatures, Learned, Roofline, cost_model
@@ -13,7 +14,7 @@ from pyg_accel.rewrite.enumerate import associations_of
 from pyg_accel.rewrite.equivalents import merge, simplify
 from pyg_accel.rewrite.ir import Expr, is_ones, leaves_of
 from pyg_accel.rewrite.lift import Region
-from pyg_accel.rewrite.nodes import Learning, facts_of, features_of, lasts
+from pyg_accel.rewrite.nodes import facts_of, features_of, lasts
 from pyg_accel.rewrite.prune import Associations
 from pyg_accel.rewrite.tree import Tree, is_sparse
 from pyg_accel.rewrite.tree_cost import Assumptions, Features
@@ -23,11 +24,11 @@ __all__ = ["Choice", "Choose", "Decision", "Options", "assumptions_of", "decide"
 # The text of a tree, a tree, or a function that takes the promoted trees and returns one of them.
 Choose = str | Tree | Callable[[Sequence[Tree]], Tree]
 
-CALLS = 100  # expected per graph, to share what is computed once (paper, section 6.3)
-EQUAL = 1.02  # among trees within this factor of the fastest, the one that saves the least memory
+CALLS = 100  # expected per graph; they share the cost of static nodes (paper, section 6.3)
+EQUAL = 1.02  # among trees within this factor of the fastest, the least saved memory decides
 DRIFT = 2  # a decision is valid while no size changes by more than this factor (section 6.4)
-# Seconds that it takes to measure a graph and to ask a learned model. If the roofline, which only
-# reads the sizes of a graph, predicts that a layer takes less, it decides.
+# Seconds to measure a graph and run a learned model. If the roofline, which only reads the sizes of
+# a graph, predicts that a layer takes less, it decides.
 QUICK = 3e-3
 
 
@@ -37,8 +38,8 @@ class Choice:
 
     Attributes:
         tree: the tree that runs.
-        by: what decided: ``"the only one"``, ``"sizes"``, ``"cost"``, ``"memory"`` between trees of
-            nearly the lowest cost, or ``"forced"``.
+        by: the criterion: ``"the only one"``, ``"sizes"``, ``"cost"``, ``"memory"`` between trees
+            of nearly the lowest cost, or ``"forced"``.
         source: the cost model, if it was used.
         seconds: its predictions.
     """
@@ -75,7 +76,7 @@ def decide(
         price_all: whether to predict the time of every tree, also where sizes suffice.
 
     Raises:
-        ValueError: if ``choose`` is no tree of this layer.
+        ValueError: if ``choose`` is not a tree of this layer.
     """
     candidates = pruned.candidates(sizes.get("F", 0), sizes.get("H", 0))
     if choose is not None:
@@ -94,15 +95,15 @@ def decide(
         tree: sum(times[w] / (calls if w.once else 1) for w in pruned.bills[tree].all)
         for tree in trees
     }
-    rest = sorted({work.name for work in works} - set(model.learned)) if model.learned else []
-    source = model.source + (f"; a roofline for {', '.join(rest)}" if rest else "")
+    others = sorted({work.name for work in works} - set(model.learned)) if model.learned else []
+    source = model.source + (f"; a roofline for {', '.join(others)}" if others else "")
     if slowest is not None:
         seconds = dict(zip(seconds, slowest(list(seconds.values())), strict=True))
         best = min(candidates, key=seconds.__getitem__)
     else:
         fastest = min(seconds[tree] for tree in candidates)
         close = [tree for tree in candidates if seconds[tree] <= fastest * EQUAL]
-        best = min(close, key=lambda t: (pruned.bills[t].bytes_kept(sizes), seconds[t]))
+        best = min(close, key=lambda t: (pruned.bills[t].saved_bytes(sizes), seconds[t]))
         if by == "cost" and seconds[best] > fastest:
             by = "memory"
     return Choice(best, by, source, seconds)
@@ -127,8 +128,8 @@ class Options:
     Attributes:
         train: optimize the forward and backward pass together, not the forward pass alone.
         choose: the choice of the user, if there is one.
-        cost: the cost model; by default that of the device.
-        price_all: predict the time of every tree, also where sizes suffice: to explain.
+        cost: the cost model; the default for the device if None.
+        price_all: predict the time of every tree, also where sizes suffice.
     """
 
     train: bool = False
@@ -139,10 +140,10 @@ class Options:
 
 @dataclass(frozen=True)
 class Decision:
-    """The choice for a region, and what it was based on.
+    """The choice for a region, and its inputs.
 
     Attributes:
-        region: what is computed.
+        region: the region.
         pruned: all trees.
         assumed: assumptions about the leaves.
         sizes: by symbol.
@@ -175,14 +176,14 @@ def make_decision(
     """Choose a tree for a region.
 
     A roofline decides first, by the sizes of the graph. If it predicts that the layer takes longer
-    than measuring the graph, the graph is measured and the cost model decides. If that is the
-    roofline too, this is skipped where it chooses the same tree with perfect and without caching.
+    than measuring the graph, the graph is measured and the cost model decides. A roofline measures
+    only if the choice differs between perfect and no caching.
 
     Args:
-        region: what is computed.
+        region: the region.
         assumed: assumptions about its leaves.
         options: of ``optimize()``.
-        graphs: of its matrices of edges, by name.
+        graphs: the graph of each matrix of edges, by name.
         fresh: see :func:`decide`.
         slowest: see :func:`decide`.
     """
@@ -217,19 +218,15 @@ def make_decision(
 
 
 def assumptions_of(
-    region: Region,
-    learning: Learning,
-    *,
-    train: bool,
-    static: frozenset[Any],
+    region: Region, learns: Callable[[fx.Node], bool], *, train: bool, static: frozenset[Any]
 ) -> Assumptions:
     """Return which leaves have gradients and which are the same in every call.
 
-    Features have gradients if they require them; under ``no_grad``, where that cannot be seen, all.
+    Features have gradients if they require them. Under ``no_grad`` all are assumed to have them.
 
     Args:
-        region: what is computed.
-        learning: which nodes have gradients.
+        region: the region.
+        learns: whether a node has gradients.
         train: whether the backward pass counts.
         static: arguments that are the same tensors in every call.
     """
@@ -239,18 +236,18 @@ def assumptions_of(
         if is_ones(leaf):
             continue
         nodes = region.sources[leaf.name].nodes
-        learns = any(map(learning.learns, nodes))
+        has_gradient = any(map(learns, nodes))
         if is_sparse(leaf) or leaf.kind == "diagonal":
-            if learns:
+            if has_gradient:
                 learned.add(leaf.name)
             elif all(map(lasts, nodes)):
                 same.add(leaf.name)
         elif leaf.kind == "data":
-            if static.issuperset(nodes) and not learns:
+            if static.issuperset(nodes) and not has_gradient:
                 same.add(leaf.name)
-            elif learns or not torch.is_grad_enabled():
+            elif has_gradient or not torch.is_grad_enabled():
                 learned.add(leaf.name)
-        elif learns:
+        elif has_gradient:
             learned.add(leaf.name)
     sampled, spread = region.sample is not None, region.exchange is not None
     return Assumptions(train, frozenset(learned), frozenset(same), sampled, spread)

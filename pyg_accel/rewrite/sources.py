@@ -1,4 +1,4 @@
-"""The matrices that expressions name: edges, degrees and weights, from the graph of a program."""
+"""The matrices of expressions, from the graph of a program: edges, degrees and weights."""
 
 from collections.abc import Callable, Collection, Mapping
 from inspect import signature
@@ -29,7 +29,7 @@ class Normalisation(NamedTuple):
     """A call of ``gcn_norm``.
 
     Attributes:
-        edge_index: its argument.
+        edge_index: the argument.
         weight: [E] or None.
         num_nodes: N.
         fill: weight of self-loops.
@@ -43,7 +43,7 @@ class Normalisation(NamedTuple):
     loops: bool
 
     def edges(self, b: Builder, graph: fx.Node) -> Edges:
-        """Return its edges before they are normalised."""
+        """Return the edges before normalisation."""
         if self.weight is None:
             return Edges(graph)
         args = (graph, self.edge_index, self.weight, self.num_nodes, self.fill)
@@ -55,12 +55,12 @@ class Normalisation(NamedTuple):
 def normalisation_of(
     weight: fx.Node, graph: fx.Node, constants: Mapping[str, Any], overwritten: Collection[fx.Node]
 ) -> Normalisation | None:
-    """Return the call of ``gcn_norm`` whose results are the edges of a graph and their weights.
+    """Return the call of ``gcn_norm`` that computes the edges of a graph and their weights, if any.
 
     Args:
         weight: [E] or [E, 1].
-        graph: of the edges.
-        constants: of the program.
+        graph: the node of the graph.
+        constants: the constants of the program.
         overwritten: nodes with an input or a result that a later node writes to.
     """
     item = base_of(weight)
@@ -74,7 +74,7 @@ def normalisation_of(
         return None
     function = call.args[0]
     norm: Any = constants[str(function.target)] if isinstance(function, fx.Node) else function
-    # While patch() is on, what is called is a copy of PyG's function.
+    # patch() calls a copy of PyG's function.
     if (norm.__module__, norm.__qualname__) != (gcn_norm.__module__, gcn_norm.__qualname__):
         return None
     bound = signature(norm).bind(*call.args[1:], **call.kwargs)
@@ -96,7 +96,7 @@ def base_of(node: fx.Node) -> fx.Node:
 
 
 def views_of(node: fx.Node) -> list[fx.Node]:
-    """Return edge weights [E, 1], and the tensors that they are views of, one after another."""
+    """Return edge weights [E, 1], followed by the tensors that they are views of."""
     views = [node]
     while node.op == "call_function" and called(node) in _VIEWS:
         source: Any = node.args[0]
@@ -114,8 +114,8 @@ def edges_of(
     """Return a function that emits a matrix of edges, and the nodes that it reads.
 
     Args:
-        graph: of the edges.
-        weights: [E, 1], whose product the values are, and whether to divide by them instead.
+        graph: the node of the graph.
+        weights: factors [E, 1] of the values, and whether to divide by them instead.
     """
     bases = [(base_of(node), inverse) for node, inverse in weights]
 
@@ -123,8 +123,7 @@ def edges_of(
         if not bases:
             return Edges(graph)
         (first, inverse), *others = bases
-        fixed = not inverse and not others and lasts(first) and not first.meta[ABOUT].learns
-        if fixed:
+        if not inverse and not others and lasts(first) and not first.meta[ABOUT].learns:
             return Edges(graph, b.call(in_order_of, graph, first, derived=True))
         total = b.call(torch.Tensor.reshape, first, -1)
         total = b.call(torch.Tensor.reciprocal, total) if inverse else total
@@ -137,7 +136,7 @@ def edges_of(
 
 
 def in_order_of(graph: Graph, values: Tensor) -> Tensor:
-    """Return values [E, ...] of an edge list in the order of the entries of its graph."""
+    """Return values [E, ...] of an edge list in CSR order."""
     values = values.reshape(values.size(0), *(n for n in values.shape[1:] if n != 1))
     return values if graph.perm is None else values.index_select(0, graph.perm)
 
@@ -145,7 +144,7 @@ def in_order_of(graph: Graph, values: Tensor) -> Tensor:
 def looped_weights(
     graph: Graph, edge_index: Tensor, weight: Tensor, num_nodes: int, fill: float
 ) -> Tensor:
-    """Return edge weights with those of self-loops, in the order of their graph."""
+    """Return the weights of edges and self-loops in CSR order."""
     values = add_remaining_self_loops(edge_index, weight, fill, num_nodes)[1]
     assert values is not None
     return in_order_of(graph, values)
@@ -162,7 +161,7 @@ def degrees(
 
 
 def inverse_roots(graph: Graph, weight: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """Return ``degree ** -1/2``, 0 where that is infinite."""
+    """Return ``degree ** -1/2``, or 0 for infinite results."""
     root = degrees(graph, weight, False, dtype).pow(-0.5)
     return root.masked_fill(root == float("inf"), 0)
 

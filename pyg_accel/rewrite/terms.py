@@ -16,8 +16,8 @@ class Term:
 
     Attributes:
         number: the constant factor.
-        factors: operands with one column, and whether the term is divided by them.
-        features: the operand with the features, if there is one.
+        factors: operands with one column, and whether to divide by them.
+        features: the operand with the features, if any.
     """
 
     number: float = 1.0
@@ -26,7 +26,7 @@ class Term:
 
 
 def terms_of(formula: Formula, is_wide: Callable[[Operand], bool]) -> tuple[Term, ...] | None:
-    """Return the terms of a message; None if it is not linear in the operands that are wide."""
+    """Return the terms of a message; None if it is not linear in its wide operands."""
     match formula:
         case Operand():
             if is_wide(formula):

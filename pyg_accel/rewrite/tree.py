@@ -1,4 +1,4 @@
-"""Association trees: which primitive multiplies what (paper, section 3.3)."""
+"""Association trees: primitives and their operands (paper, section 3.3)."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
@@ -35,7 +35,7 @@ class Node:
         rows: symbol of its number of rows.
         cols: symbol of its number of columns per head.
         kind: ``data``, ``weight`` or ``weighted`` as for a leaf; or ``cbsr``: each row stores only
-            the ``k`` columns that a selection kept.
+            the ``k`` selected columns.
         heads: number of attention heads; scores per edge for a matrix.
         name: of a map or an attention.
         folds: of attention, see :class:`~pyg_accel.rewrite.ir.Attend`.
@@ -107,7 +107,7 @@ def matrix_of(tree: Tree | None) -> Leaf:
 
 
 def nodes_of(tree: Tree) -> Iterator[Node]:
-    """Yield every distinct node once, arguments before what uses them."""
+    """Yield every distinct node once, arguments before their users."""
     seen: set[Node] = set()
 
     def walk(item: Tree | None) -> Iterator[Node]:
@@ -124,12 +124,11 @@ def nodes_of(tree: Tree) -> Iterator[Node]:
 def static_nodes(tree: Tree, leaves: frozenset[str]) -> set[Node]:
     """Return the nodes whose values are the same in every call with the same graph.
 
-    Not so are attention, which draws dropout, maps, which may be any function, and products with
-    weights.
+    Attention (it draws dropout), maps (any function) and products with weights are never static.
 
     Args:
         tree: an association.
-        leaves: names of the leaves whose values are the same.
+        leaves: names of the static leaves.
     """
     static: set[Node] = set()
     for node in nodes_of(tree):
@@ -142,7 +141,7 @@ def static_nodes(tree: Tree, leaves: frozenset[str]) -> set[Node]:
 
 
 def folded_nodes(tree: Tree) -> set[Node]:
-    """Return the products ``X W`` that only scores of attention read: they use ``X (W a)``."""
+    """Return the products ``X W`` that only scores of attention read; they use ``X (W a)``."""
     readers: dict[Node, list[Node]] = {}
     for node in nodes_of(tree):
         for arg in node.args:
@@ -156,11 +155,11 @@ def folded_nodes(tree: Tree) -> set[Node]:
 
 
 def composition_of(tree: Tree) -> str:
-    """Return the name that the paper has for a composition (section 5), or an empty string.
+    """Return the paper's name for a composition (section 5), or an empty string.
 
-    Normalisation is ``dynamic`` where the rows of features are scaled, ``precompute`` where the
-    entries of the matrix are, once per graph. Attention is ``reuse`` where it sums the product that
-    its scores read, ``recompute`` where it sums the features before that product.
+    Normalisation is ``dynamic`` if it scales the rows of features, ``precompute`` if it scales the
+    entries of the matrix, once per graph. Attention is ``reuse`` if it sums the product that its
+    scores read, ``recompute`` if it sums the features before this product.
     """
     nodes = [*nodes_of(tree)]
     if sums := [n for n in nodes if n.op == "spmm" and getattr(n.args[0], "op", "") == "attend"]:

@@ -1,4 +1,4 @@
-"""What a tree costs: its primitives, forward and backward, and the activations that it saves.
+"""The cost of a tree: its primitives, forward and backward, and the activations that it saves.
 
 Sizes are symbols here, so that trees can be compared for all inputs (:mod:`.prune`);
 :meth:`PrimitiveCall.primitive` replaces them with numbers for a cost model.
@@ -20,13 +20,13 @@ Features = Callable[[str, bool], GraphFeatures]
 
 @dataclass(frozen=True, slots=True)
 class Assumptions:
-    """What the cost of a tree depends on besides sizes.
+    """The properties besides sizes that determine the cost of a tree.
 
     Attributes:
         train: whether the backward pass counts too.
-        learned: names of leaves that gradients flow into.
+        learned: names of leaves into which gradients flow.
         static: names of leaves that are the same in the next call; nodes that only depend on
-            these are computed once.
+            static leaves are computed once.
         sampled: whether products with matrices of edges take a sample of each row (``sampled()``).
         spread: whether other processes own, and send, some of the rows that these products read.
     """
@@ -45,13 +45,13 @@ class PrimitiveCall:
     Attributes:
         name: as in :class:`~pyg_accel.rewrite.cost.base.Primitive`.
         rows: symbol of the rows of the result.
-        inner: symbol of the inner dimension of a product; ``k`` or ``S`` where only so many columns
+        inner: symbol of the inner dimension of a product; ``k`` or ``S`` if only so many columns
             or entries of each row are read; or empty.
         cols: symbol of its columns per head.
         heads: number of heads.
         graph: name of the matrix of edges, or empty.
         transposed: whether it is a product with the transposed matrix: a gradient.
-        once: whether it is computed when a graph is first seen, and stored.
+        once: whether it is computed once per graph, and stored.
         shared: whether all heads multiply the same columns.
         fused: whether one kernel computes the weights of edges and this product, and reads the
             features once for both.
@@ -69,7 +69,7 @@ class PrimitiveCall:
     fused: bool = False
 
     def primitive(self, sizes: Mapping[str, int], graphs: Features) -> Primitive:
-        """Return it with numbers in place of symbols.
+        """Return the primitive with numbers for symbols.
 
         Args:
             sizes: by symbol.
@@ -101,25 +101,25 @@ class TreeCost:
     Attributes:
         forward: of the forward pass, in order.
         backward: of the backward pass; empty for inference.
-        kept: (rows, cols, heads) of the activations that the backward pass needs.
+        saved: (rows, cols, heads) of the activations that the backward pass needs.
     """
 
     forward: tuple[PrimitiveCall, ...]
     backward: tuple[PrimitiveCall, ...]
-    kept: tuple[tuple[str, str, int], ...]
+    saved: tuple[tuple[str, str, int], ...]
 
     @property
     def all(self) -> tuple[PrimitiveCall, ...]:
         """Forward and backward."""
         return self.forward + self.backward
 
-    def bytes_kept(self, sizes: Mapping[str, int], itemsize: int = 4) -> int:
-        """Return the bytes of these activations."""
-        return sum(sizes[rows] * sizes[cols] * heads * itemsize for rows, cols, heads in self.kept)
+    def saved_bytes(self, sizes: Mapping[str, int]) -> int:
+        """Return the size of these activations in float32, in bytes."""
+        return sum(4 * sizes[rows] * sizes[cols] * heads for rows, cols, heads in self.saved)
 
 
 def tree_cost(tree: Tree, assumed: Assumptions) -> TreeCost:
-    """Return what a tree costs; equal nodes count once."""
+    """Return the cost of a tree; equal nodes count once."""
     forward: list[PrimitiveCall] = []
     backward: list[PrimitiveCall] = []
     saved: dict[object, tuple[str, str, int]] = {}
@@ -245,7 +245,7 @@ def _backward(node: Node, needs: Callable[[Tree | None], bool]) -> list[Primitiv
             return work
         case "scale_rows":
             return _forward(node) if needs(a[1]) else []
-        case "select":  # a scatter of what came back
+        case "select":  # a scatter of the gradient
             return [PrimitiveCall("elementwise", rows, "", cols)] if needs(a[0]) else []
         case "scale_edges":
             return [PrimitiveCall("scale_edges", rows, "", "1", heads, matrix_of(a[1]).name)]

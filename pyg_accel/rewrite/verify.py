@@ -14,11 +14,10 @@ __all__ = ["differences", "evaluated"]
 
 Outcome = tuple[list[Tensor], list[Tensor | None]]
 
-# Relative to the largest element. Rounding in another order of additions is far below, the error of
-# a wrong product far above.
+# Relative to the largest element: far above rounding in another order, far below a wrong product.
 TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-2, torch.float16: 5e-2, torch.bfloat16: 1e-1}
 
-# Relative to the largest gradient: gradients below may consist of rounding errors.
+# Relative to the largest gradient: smaller gradients may consist of rounding errors.
 SMALL = 1e-3
 
 
@@ -32,14 +31,14 @@ def evaluated(
 ) -> Outcome:
     """Call a model in evaluation mode, and restore its state.
 
-    That is its modes, buffers and other attributes, caches of layers with ``cached=True``, random
-    number generators, and the report.
+    The state consists of modes, buffers and other attributes, caches of layers with
+    ``cached=True``, random number generators, and the report.
 
     Args:
-        model: to call.
-        args: of the call.
-        kwargs: of the call.
-        learning: call it with gradients enabled.
+        model: the model.
+        args: its arguments.
+        kwargs: its keyword arguments.
+        learning: enable gradients.
         gradients: compute gradients too.
 
     Returns:
@@ -79,10 +78,9 @@ def differences(expected: Outcome, actual: Outcome) -> str:
     """Return how two calls differ, or an empty string."""
     small = SMALL * max(map(_largest, expected[1]), default=0.0)
     for number, (what, least) in enumerate((("the result", 1e-30), ("a gradient", small))):
-        theirs, ours = expected[number], actual[number]
-        if [t is None for t in ours] != [t is None for t in theirs]:
+        if [t is None for t in actual[number]] != [t is None for t in expected[number]]:
             return f"{what} is missing in one of the two"
-        for a, b in zip(theirs, ours, strict=True):
+        for a, b in zip(expected[number], actual[number], strict=True):
             if a is None or b is None:
                 continue
             allowed = TOLERANCE.get(a.dtype, 0) * max(_largest(a), least)

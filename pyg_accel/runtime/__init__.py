@@ -1,1 +1,1 @@
-"""What everything else runs on: native libraries, stores, hooks, the report."""
+"""Foundations: native libraries, stores, hooks, the report."""

@@ -1,4 +1,4 @@
-"""Identity of tensors: is a tensor the same as before, and was it changed in place?"""
+"""Identity of tensors: recognises tensors that are the same and unchanged."""
 
 import weakref
 from collections.abc import Hashable, Iterable, Sequence
@@ -38,7 +38,7 @@ class Bounded(dict[K, T]):
 
 
 def version_of(tensor: Tensor) -> int:
-    """Return how often a tensor was changed in place; -1 in inference mode."""
+    """Return the number of in-place changes of a tensor; -1 in inference mode."""
     return -1 if tensor.is_inference() else tensor._version
 
 
@@ -49,9 +49,9 @@ _trained: "weakref.WeakSet[torch.UntypedStorage]" = weakref.WeakSet()
 def changes_unseen(tensor: Tensor) -> bool:
     """Return whether a tensor may change without a new version.
 
-    That is so in inference mode, and for parameters: fused optimizers and writes through
-    ``Tensor.data`` do not update the version. It also holds for tensors that share memory with one
-    that was trained before, as it may be trained again.
+    Tensors in inference mode have no version, and fused optimizers and writes through
+    ``Tensor.data`` do not update the version of parameters. Tensors that share memory with a
+    trained one are included, as it may be trained again.
     """
     if tensor.is_inference():
         return True
@@ -68,7 +68,7 @@ def changes_unseen(tensor: Tensor) -> bool:
 def memory_of(tensor: Tensor) -> int:
     """Return a number that is the same for tensors that share memory.
 
-    For tensor subclasses and sparse tensors, it is their ``id()``.
+    For tensor subclasses and sparse tensors, it is the ``id()``.
     """
     if type(tensor) not in _PLAIN or tensor.layout is not _STRIDED:
         return id(tensor)
@@ -93,7 +93,7 @@ def saved_tensors_are_hooked() -> bool:
 
 
 class TensorRef:
-    """Recognises a tensor in its present version, without keeping it alive.
+    """Recognises a tensor in its current version, without keeping it alive.
 
     It refers weakly to the storage, as ``torch.utils.swap_tensors`` refuses tensors with weak
     references.
@@ -125,7 +125,7 @@ class TensorRef:
 
 
 class Snapshot:
-    """Recognises tensors in their present versions, without keeping them alive.
+    """Recognises tensors in their current versions, without keeping them alive.
 
     Args:
         tensors: the tensors.

@@ -12,7 +12,7 @@ __all__ = ["check_arguments", "require", "shown", "whole"]
 
 
 def whole(name: str, value: object, least: int = 1) -> int:
-    """Return a whole number; a bool is not one.
+    """Return a whole number, not a bool.
 
     Raises:
         ValueError: for anything else, less than ``least`` or of more than 64 bits.
@@ -34,29 +34,23 @@ def check_arguments(arguments: Mapping[str, object]) -> None:
     """Refuse arguments of a model, by name, that should be tensors.
 
     Raises:
-        TypeError: for an array of numpy, and for a list of two lists in place of an edge_index.
-        ValueError: for features in place of an edge_index.
+        TypeError: for an array of numpy, or a list of two lists as edge_index.
+        ValueError: for features as edge_index.
     """
     for name, value in arguments.items():
-        _check_argument(name, value)
-
-
-def _check_argument(name: str, value: object) -> None:
-    if type(value).__module__.partition(".")[0] == "numpy":
-        array = f"numpy.{type(value).__name__} {list(getattr(value, 'shape', ()))}"
-        raise TypeError(f"expected '{name}' to be a tensor (got {array}); use torch.from_numpy")
-    if name != "edge_index":
-        return
-    if isinstance(value, (list, tuple)) and all(map(_holds_numbers, value)):
+        if type(value).__module__.partition(".")[0] == "numpy":
+            array = f"numpy.{type(value).__name__} {list(getattr(value, 'shape', ()))}"
+            raise TypeError(f"expected '{name}' to be a tensor (got {array}); use torch.from_numpy")
+    edges = arguments.get("edge_index")
+    if isinstance(edges, (list, tuple)) and all(map(_holds_numbers, edges)):
         raise TypeError(
-            f"expected '{name}' to be a tensor (got a {shown(value)}); use torch.tensor"
+            f"expected 'edge_index' to be a tensor (got a {shown(edges)}); use torch.tensor"
         )
-    if not isinstance(value, Tensor) or value.layout is not torch.strided:
-        return
-    is_whole = not value.is_floating_point() and not value.is_complex()
-    if not is_whole or value.dim() != 2 or value.size(0) != 2:
-        raise ValueError(f"expected '{name}' to be whole numbers [2, E] (got {value.dtype} "
-                         f"{list(value.shape)}; arguments in another order?)")  # fmt: skip
+    if isinstance(edges, Tensor) and edges.layout is torch.strided:
+        is_whole = not edges.is_floating_point() and not edges.is_complex()
+        if not is_whole or edges.dim() != 2 or edges.size(0) != 2:
+            raise ValueError(f"expected 'edge_index' to be whole numbers [2, E] (got {edges.dtype} "
+                             f"{list(edges.shape)}; arguments in another order?)")  # fmt: skip
 
 
 def _holds_numbers(row: object) -> bool:
@@ -66,8 +60,8 @@ def _holds_numbers(row: object) -> bool:
 def require(condition: Tensor, message: str) -> None:
     """Require that a condition on values of tensors is true.
 
-    This waits for the device. Where that is impossible (compiled code, fake tensors, a CUDA graph
-    that is being captured), the device asserts the condition.
+    This waits for the device. In compiled code, for fake tensors and during a capture of a CUDA
+    graph, the device asserts the condition instead.
 
     Args:
         condition: bool, with one element.

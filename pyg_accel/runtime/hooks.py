@@ -17,7 +17,7 @@ def has_hooks(module: Module) -> bool:
 
 
 def hooks_in(module: Module, tables: tuple[str, ...] = HOOKS) -> list[str]:
-    """Return what kinds of hooks a module has, in words."""
+    """Return the kinds of hooks of a module, in words."""
     present = [name for name in tables if vars(module)[name]]
     return [f"a {name.strip('_').removesuffix('s').replace('_', ' ')}" for name in present]
 

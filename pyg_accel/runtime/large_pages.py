@@ -1,9 +1,9 @@
 """Large pages for large CPU tensors: switched on at import, explained by the report.
 
 The system provides new memory in zeroed pages of 4 KiB. A training step on a large graph allocates
-gigabytes, and zeroing them can take longer than the arithmetic. torch can request pages of 2 MiB
-instead, with an environment variable that it reads at its first allocation. So the variable is set
-at import, the only moment that may be early enough.
+gigabytes, and zeroing them can take longer than the arithmetic. torch can request pages of 2 MiB,
+with an environment variable that it reads at its first allocation. So the variable is set at
+import.
 """
 
 import os
@@ -22,7 +22,7 @@ def ask_for_large_pages() -> None:
 
 
 def small_pages_reasons() -> list[str]:
-    """Return why large tensors are in small pages; empty if they are not, or if it is unknown."""
+    """Return why large tensors are in small pages; empty if not, or if unknown."""
     if sys.platform != "linux" or not _SYSTEM.exists():
         return []
     system = _SYSTEM.read_text()

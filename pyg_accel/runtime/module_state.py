@@ -1,7 +1,7 @@
 """Saves and restores the state of modules and of random number generators.
 
-A message that turns out not to be a formula runs again, in PyG's own path, and code may be traced
-without being run for its results. The changes of either to modules and generators are undone.
+A message that is not a formula runs again in PyG's path, and code may be traced without using its
+results. Changes of such runs to modules and generators are undone.
 """
 
 import random
@@ -20,20 +20,20 @@ from pyg_accel.runtime.cache import version_of
 
 __all__ = ["PROGRAMS", "ModuleState", "as_it_was", "modules_in", "refill", "tensors_of"]
 
-PROGRAMS = "_pyg_accel_programs"  # attribute of layers and classes that is none of their state
+PROGRAMS = "_pyg_accel_programs"  # attribute of layers and classes that is not part of their state
 _CONTAINERS = {dict, OrderedDict, defaultdict, list, set, deque}
 
 
 def modules_in(*modules: Module | None) -> list[Module]:
-    """Return modules and those inside them; quicker than ``modules()``, and one may come twice."""
+    """Return modules and their submodules; faster than ``modules()``, with duplicates."""
     inside = [module for module in modules if module is not None]
-    for module in inside:  # as it grows
+    for module in inside:  # grows while it is read
         inside += [child for child in module._modules.values() if child is not None]
     return inside
 
 
 def tensors_of(module: Module) -> list[Tensor]:
-    """Return the tensors in attributes of a module and those in it, except buffers."""
+    """Return the tensors in attributes of a module and its submodules, except buffers."""
     modules = modules_in(module)
     buffers = {id(m._buffers) for m in modules}
     return [t for c in _containers(modules) if id(c) not in buffers for t in _items(c)
@@ -43,12 +43,12 @@ def tensors_of(module: Module) -> list[Tensor]:
 class ModuleState:
     """A copy of attributes of modules and of containers in them, buffers, and generators.
 
-    Modules with lazily initialised parameters are left out: their first call has to change them.
+    Modules with lazily initialised parameters are excluded: their first call must change them.
 
     Args:
-        modules: the modules; those inside of them are not added.
-        device: its generator and that of the CPU are restored. By default all generators are, also
-            those of Python and NumPy, and tensors in other attributes than buffers.
+        modules: the modules; submodules are not added.
+        device: restore the generators of this device and the CPU. By default all generators are
+            restored, with Python's and NumPy's, and tensors in other attributes than buffers.
 
     Attributes:
         device: that device.
@@ -68,7 +68,7 @@ class ModuleState:
         self._random = _random_state(device)
 
     def changed(self) -> str:
-        """Return what has changed, as text; empty if nothing."""
+        """Describe the first change; empty if there is none."""
         for container, before in self._containers:
             if isinstance(container, dict):
                 names = [n for n in {**before, **container}
@@ -84,7 +84,7 @@ class ModuleState:
         return ""
 
     def restore(self) -> None:
-        """Restore the state; what is unchanged is not written, as other threads may read it."""
+        """Restore the state; unchanged values are not written, as other threads may read them."""
         for container, before in self._containers:
             refill(container, before)
         cpu, python, words, *gpus = self._random
@@ -124,7 +124,7 @@ def _containers(modules: Iterable[Module]) -> list[Any]:
     """Return the attributes of modules, as dictionaries, and the containers in these."""
     seen = {id(attributes): attributes for attributes in map(vars, modules)}
     containers: list[Any] = [*seen.values()]
-    for container in containers:  # as it grows
+    for container in containers:  # grows while it is read
         for value in _items(container):
             if type(value) in _CONTAINERS and id(value) not in seen:
                 seen[id(value)] = value
@@ -152,7 +152,7 @@ def _same(container: Any, before: Any) -> bool:
 
 
 def refill(container: Any, before: Any) -> None:
-    """Give a container what a copy of it holds; what is unchanged is not written."""
+    """Restore a container from a copy; unchanged items are not written."""
     if isinstance(container, dict):
         for key in container.keys() - before.keys() - {PROGRAMS}:
             del container[key]

@@ -118,7 +118,7 @@ def cuda_library() -> Any:
 
 
 def library_of(device: torch.device) -> Any:
-    """Return the library whose operators take tensors of a device; None if there is none."""
+    """Return the library for tensors of a device, or None."""
     if device.type == "cpu":
         return None if _load_cpu() else cpu_library()
     if device.type == "cuda":
@@ -132,8 +132,8 @@ def direct(operator: Any) -> Any:
     return getattr(overload, "_op", overload)
 
 
-# Entries that are not used any more, and what removes them: when the next is added, because modes
-# would see operators that run wherever Python happens to free an object.
+# Unused entries and functions that remove them. They run when the next entry is added: a destructor
+# may run anywhere, and modes would see its operators.
 _unused: list[tuple[Callable[[int], None], int]] = []
 _removing = Lock()
 
@@ -144,8 +144,8 @@ class Entry:
     Args:
         add: adds it and returns its number.
         remove: removes it by its number.
-        arrays: whose memory the library reads, which assignments to ``.data`` would free.
-        owned: what else must live for as long.
+        arrays: the library reads their memory, which assignments to ``.data`` would free.
+        owned: further objects that must live as long.
 
     Attributes:
         number: in the table.

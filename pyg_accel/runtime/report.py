@@ -20,16 +20,16 @@ class Row:
     """One kind of call.
 
     Attributes:
-        layer: class name of the layer, or of what makes batches.
-        formula: what was computed, e.g. ``mean_j u0``, or by a rewritten layer its association,
+        layer: class name of the layer, or of the maker of batches.
+        formula: the computation, e.g. ``mean_j u0``, or the association of a rewritten layer,
             e.g. ``(A·(X·W))``; empty if PyG computed it.
         backend: backend, or ``PyG``; of models and steps ``CUDA graph`` or ``eager``;
             ``deferred`` for attention weights that are computed inside the sum after them;
             ``torch`` for rewritten layers without a kernel of a backend.
         reason: why PyG's own path was taken.
         calls: number of forward calls, or of batches.
-        seconds: time spent in them; for a loader, the time that its batches were waited for. It is
-            0 for compiled calls, and where the layer was called by another name.
+        seconds: their total time; for a loader, the time of waiting for batches. It is 0 for
+            compiled calls, and for layers that were called by another name.
         is_forward: whether these are forward calls, not batches that are sampled, collated or
             loaded.
     """
@@ -97,7 +97,7 @@ class Report:
         return "\n".join(lines)
 
 
-# What the words of a table mean, where they occur.
+# Explanations of words in a table.
 _LEGEND = (
     (r"\b[uve]\d", "u0, v1, e2: what a message reads at the source, the target, or of the edge"),
     (r"\bdeferred", "deferred: computed inside of the sum that follows"),
@@ -107,7 +107,7 @@ _LEGEND = (
 
 
 def _table(rows: list[Row], *head: str) -> list[str]:
-    """Return the lines of a table; times that were not taken are a dash."""
+    """Return the lines of a table; unknown times are a dash."""
     lines = [(*head, "total ms", f"ms a {head[-1].rstrip('es')}")]
     for row in rows:
         each = row.seconds / max(row.calls, 1)
@@ -156,7 +156,7 @@ def row_of(layer: str, formula: str, backend: str, reason: str) -> Row:
 
 @contextmanager
 def uncounted() -> Iterator[None]:
-    """Do not count calls in the block: calls that users have not made."""
+    """Do not count calls in the block, which are not calls of users."""
     token = _counted.set(False)
     try:
         yield
@@ -165,13 +165,13 @@ def uncounted() -> Iterator[None]:
 
 
 def report(file: TextIO | None = None) -> Report:
-    """Print, for every layer class called under ``patch()``, what ran, or why PyG's own path did.
+    """Print, for every layer class called under ``patch()``, the kernels, or why PyG's path ran.
 
     Args:
         file: where to print; standard output by default.
 
     Returns:
-        The same as data.
+        The report as data.
     """
     if file is not None and not hasattr(file, "write"):
         raise ValueError(f"expected 'file' to be open for writing (got {file!r}); to write into a "
@@ -190,7 +190,7 @@ def report(file: TextIO | None = None) -> Report:
 
 
 def reset_report() -> None:
-    """Forget all calls so far."""
+    """Delete all rows."""
     with _lock:
         for row in _rows.values():
             row.calls, row.seconds = 0, 0.0

@@ -72,12 +72,12 @@ class ModelWrapper(torch.nn.Module):
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Save what the wrapper is made of, and its hooks."""
+        """Save the arguments and the hooks."""
         own = vars(self)
-        return type(self), self._made_of(), {name: own[name] for name in OF_EVERY_MODULE}
+        return type(self), self._arguments(), {name: own[name] for name in OF_EVERY_MODULE}
 
-    def _made_of(self) -> tuple[Any, ...]:
-        """Return the arguments that make an equal wrapper."""
+    def _arguments(self) -> tuple[Any, ...]:
+        """Return the arguments of an equal wrapper."""
         return (self._original,)
 
     def __dir__(self) -> list[str]:
@@ -90,7 +90,7 @@ class ModelWrapper(torch.nn.Module):
 
 
 def _of_the_model(name: str) -> Callable[..., Any]:
-    """Return a method that calls the model's, and returns the wrapper in place of the model."""
+    """Return a method that calls the model's, and returns the wrapper instead of the model."""
 
     @functools.wraps(vars(torch.nn.Module)[name])
     def method(self: ModelWrapper, *args: Any, **kwargs: Any) -> Any:

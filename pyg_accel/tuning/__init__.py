@@ -1,6 +1,6 @@
-"""``python -m pyg_accel tune``: measures on this machine what is otherwise read from shipped files.
+"""``python -m pyg_accel tune``: measures the costs of calls on this machine.
 
-Those were measured on other machines: what a call costs (:mod:`pyg_accel.costs`).
+They replace the shipped numbers, which are of other machines (:mod:`pyg_accel.costs`).
 """
 
 import datetime
@@ -21,17 +21,16 @@ __all__ = ["tune"]
 
 
 def tune(kind: str, path: Path | None = None) -> dict[str, Any]:
-    """Measure a device, and write what was found to the file that later processes use.
+    """Measure a device, and write the results to the file that later processes use.
 
-    Takes seconds. Leave the machine alone meanwhile.
+    This takes seconds, in which the machine should be idle.
 
     Args:
         kind: ``"cpu"``, with as many threads as torch uses, or ``"cuda"``, the current device.
-        path: of the file; by default the one that the setting ``tuning`` names. What it has for
-            other devices is kept.
+        path: of the file, by default the setting ``tuning``. Entries of other devices stay.
 
     Returns:
-        What was written for the device.
+        The entry of the device.
 
     Raises:
         ValueError: for another kind, a GPU that is not there, and a file that cannot be read.
@@ -44,21 +43,17 @@ def tune(kind: str, path: Path | None = None) -> dict[str, Any]:
     path = path or tuning_file()
     devices = read_tuning(path) if path.exists() else {}
     path.parent.mkdir(parents=True, exist_ok=True)
-    found: dict[str, Any] = {"measured": _circumstances(kind)}
+    measured: dict[str, Any] = {
+        "measured": {
+            "device": str(Device.of(kind)), "date": datetime.date.today().isoformat(),
+            "pyg_accel": pyg_accel.__version__, "torch": torch.__version__,
+            "python": platform.python_version(),
+        },
+    }  # fmt: skip
     # Fails before the measurement if it must; and no process ever reads half a file.
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        found["size"] = measure_costs(kind)
+        measured["size"] = measure_costs(kind)
         whole = Path(folder, path.name)
-        whole.write_text(json.dumps(devices | {Device.of(kind).slug: found}, indent=2) + "\n")
+        whole.write_text(json.dumps(devices | {Device.of(kind).slug: measured}, indent=2) + "\n")
         whole.replace(path)
-    return found
-
-
-def _circumstances(kind: str) -> dict[str, str]:
-    return {
-        "device": str(Device.of(kind)),
-        "date": datetime.date.today().isoformat(),
-        "pyg_accel": pyg_accel.__version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-    }
+    return measured

@@ -42,8 +42,8 @@ def measure_costs(device: str) -> dict[str, float]:
         rate = 4 * FEATURES / saved / 1e9 if saved > 0 else SHIPPED[device].gigabytes
         small = _saved(total, TINY, device, NARROW, fresh=True)
         saved = (_saved(total, EDGES[device], device, NARROW, fresh=True) - small) / EDGES[device]
-    found = Costs(1e6 * launch, rate, max(4 * NARROW / rate - 1e9 * saved, 0.01))
-    return {name: round(value, 3) for name, value in found._asdict().items()}
+    costs = Costs(1e6 * launch, rate, max(4 * NARROW / rate - 1e9 * saved, 0.01))
+    return {name: round(value, 3) for name, value in costs._asdict().items()}
 
 
 def _saved(*args: Any, **kwargs: Any) -> float:

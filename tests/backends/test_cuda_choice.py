@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pyg_accel import Graph
 from pyg_accel.backends import OpSpec, choose, get_backend
-from pyg_accel.backends.cuda import cbsr, plan, rest, spmm
+from pyg_accel.backends.cuda import cbsr, plan, remainder, spmm
 from pyg_accel.backends.cuda.choice import Launch, choose_launch
 from pyg_accel.backends.cuda.match import Product, product_of
 from pyg_accel.backends.dispatch import forget_decisions, record_choices
@@ -129,32 +129,34 @@ def test_few_columns_go_to_tensor_cores_where_few_are_shared():
     assert launch(LITTLE, 5.0).ratio > 1
 
 
-def test_a_graph_without_edges_has_no_rest():
+def test_a_graph_without_edges_has_no_remainder():
     csr = Graph.from_edge_index(torch.empty(2, 0, dtype=torch.long), (3, 3)).csr()
-    assert plan.plan_of(csr, 16, 2).rest is None
+    assert plan.plan_of(csr, 16, 2).remainder is None
 
 
 @pytest.mark.parametrize("name", ["directed", "duplicates", "hub", "bipartite"])
-def test_what_is_in_no_tile_is_the_rest_of_the_graph(name):
+def test_what_is_in_no_tile_is_the_remainder_of_the_graph(name):
     case = next(case for case in zoo(hub=600) if case.name == name)
     sizes = (case.num_sources, case.num_targets)
     csr = Graph.from_edge_index(case.edge_index, sizes).csr(edge_order=True)
     whole = plan.plan_of(csr, 16)
-    assert (whole.rest, whole.rest_entry) == (None, None)
+    assert (whole.remainder, whole.remainder_entry) == (None, None)
     part = plan.plan_of(csr, 16, 2)
     assert plan.plan_of(csr, 16, 2) is part
-    both = torch.cat([part.entry, part.rest_entry]).sort().values
+    both = torch.cat([part.entry, part.remainder_entry]).sort().values
     assert torch.equal(both, torch.arange(csr.col.numel(), dtype=torch.int32))
     row = torch.repeat_interleave(torch.arange(csr.num_rows), csr.rowptr.diff().long())
-    rest_row = torch.repeat_interleave(torch.arange(csr.num_rows), part.rest.rowptr.diff().long())
-    assert torch.equal(rest_row, row[part.rest_entry.long()])
-    assert torch.equal(part.rest.col, csr.col[part.rest_entry.long()])
-    assert part.rest.rowptr.dtype == csr.rowptr.dtype
+    remainder_row = torch.repeat_interleave(
+        torch.arange(csr.num_rows), part.remainder.rowptr.diff().long()
+    )
+    assert torch.equal(remainder_row, row[part.remainder_entry.long()])
+    assert torch.equal(part.remainder.col, csr.col[part.remainder_entry.long()])
+    assert part.remainder.rowptr.dtype == csr.rowptr.dtype
 
 
 @pytest.mark.one_of(2)
 @pytest.mark.parametrize("name", ["directed", "duplicates", "hub", "bipartite", "empty-rows"])
-def test_tiles_and_the_rest_add_up_to_the_whole(name):
+def test_tiles_and_the_remainder_add_up_to_the_whole(name):
     """As on a GPU, with the tiles multiplied by their definition."""
     case = next(case for case in zoo(hub=600) if case.name == name)
     sizes = (case.num_sources, case.num_targets)
@@ -168,18 +170,18 @@ def test_tiles_and_the_rest_add_up_to_the_whole(name):
         part, tiles = plan.plan_of(csr, window, 2), build_tiles(csr, window, plan.TILE, 2)
         row = tiles.window_of_tile[tiles.tile_of_entry] * window + tiles.slot.long() // plan.TILE
         column = tiles.tile_of_entry * plan.TILE + tiles.slot.long() % plan.TILE
-        edge, other = (csr.eid[entry.long()] for entry in (part.entry, part.rest_entry))
+        edge, other = (csr.eid[entry.long()] for entry in (part.entry, part.remainder_entry))
         source = tiles.col.long()[column]
         with record_choices() as names:
-            sums = rest.spmm_remainder(part.rest, x, weight[other])
-            others = rest.sddmm_remainder(part.rest, y, x)
+            sums = remainder.spmm_remainder(part.remainder, x, weight[other])
+            others = remainder.sddmm_remainder(part.remainder, y, x)
         assert list(names) == ["triton"]
         sums.index_add_(0, row, x[source] * weight[edge].unsqueeze(1))
         torch.testing.assert_close(sums, right)
         found = torch.empty_like(dots).index_copy_(0, other.long(), others)
         found[edge.long()] = (x[source] * y[row]).sum(1)
         torch.testing.assert_close(found, dots)
-        assert rest.spmm_remainder(part.rest, x, None).shape == right.shape
+        assert remainder.spmm_remainder(part.remainder, x, None).shape == right.shape
 
 
 def test_weights_that_are_used_again_are_brought_in_order_once(monkeypatch):

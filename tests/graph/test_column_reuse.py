@@ -8,7 +8,14 @@ from torch import Tensor
 
 from pyg_accel import Graph
 from pyg_accel.graph import CSR
-from pyg_accel.graph.column_reuse import HEIGHTS, LEAST, Shared, _known_kind, per_column, reuse_of
+from pyg_accel.graph.column_reuse import (
+    HEIGHTS,
+    LEAST,
+    Shared,
+    _measured_kind,
+    per_column,
+    reuse_of,
+)
 from pyg_accel.graph.facts import facts_of
 from pyg_accel.testing import zoo
 
@@ -74,7 +81,7 @@ def test_what_rows_share_is_told_of_graphs_that_are_used_again_and_again():
 
     def sharing_on_a_gpu() -> tuple[Shared, ...]:
         facts_of(csr).uses += 1
-        return _known_kind(csr).sharing
+        return _measured_kind(csr).sharing
 
     assert [sharing_on_a_gpu() for _ in range(44)] == [()] * 40 + [reuse_of(csr)] * 4
     torch.use_deterministic_algorithms(True)

@@ -294,7 +294,7 @@ def test_a_graph_goes_with_its_edge_index(dtype, order):
 
 MAKERS = {
     "plan": lambda csr: plan.plan_of(csr, 16),
-    "plan, divided": lambda csr: plan.plan_of(csr, 16, 2).rest,
+    "plan, divided": lambda csr: plan.plan_of(csr, 16, 2).remainder,
     "32 bits": plan.in_32_bits,
     "cbsr": cbsr.plan_of,
     "tiles": lambda csr: tiles.tiles_of(csr, 16, 8),

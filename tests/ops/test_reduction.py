@@ -85,7 +85,7 @@ def test_facts_go_with_the_graph(graph):
 
 
 def test_facts_of_arrays_go_with_the_arrays(graph):
-    csr = graph.csr()._replace(known=None)  # as operators get it from a compiler
+    csr = graph.csr()._replace(cache=None)  # as operators get it from a compiler
     facts = facts_of(csr)
     assert facts_of(csr) is facts
     assert facts_of(csr._replace(rowptr=csr.rowptr.clone())) is not facts
@@ -95,7 +95,7 @@ def test_facts_of_arrays_go_with_the_arrays(graph):
 
 
 def test_arrays_with_facts_are_copied_and_saved(graph):
-    csr = graph.csr()._replace(known=None)
+    csr = graph.csr()._replace(cache=None)
     facts = facts_of(csr)
     assert facts_of(csr._replace(col=copy.deepcopy(csr.col))) is not facts
     file = io.BytesIO()
@@ -228,7 +228,7 @@ def test_a_tensor_that_left_a_function_transform_is_an_ordinary_one(graph):
 def test_a_plan_is_made_anew_when_a_graph_on_a_gpu_turns_out_to_stay(graph, monkeypatch):
     monkeypatch.setattr(facts, "_USES", 3)
     for module in (launch, passes):  # as of a graph on a GPU
-        monkeypatch.setattr(module, "kind_of", lambda csr, **_: column_reuse._known_kind(csr))
+        monkeypatch.setattr(module, "kind_of", lambda csr, **_: column_reuse._measured_kind(csr))
     graph.is_cuda = True
     x, plans = torch.randn(N, 4, requires_grad=True), []
     right = ops.spmm(graph, x).detach()

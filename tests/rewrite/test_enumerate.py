@@ -89,8 +89,8 @@ def test_a_feature_matrix_without_gradient_spares_the_product_with_the_transpose
     assert transposed(first, "(A·(X·W))") == ["H"]
     assert len(hidden.candidates(256, 32)) == 1  # sizes suffice
     assert len(first.candidates(256, 32)) == 2  # one wide product, or two narrow ones
-    assert first.bills[trees["((A·X)·W)"]].kept == (("N", "F", 1),)
-    assert first.bills[trees["(A·(X·W))"]].kept == ()
+    assert first.bills[trees["((A·X)·W)"]].saved == (("N", "F", 1),)
+    assert first.bills[trees["(A·(X·W))"]].saved == ()
 
 
 def test_aggregates_of_static_features_are_computed_once():

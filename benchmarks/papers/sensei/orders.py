@@ -245,8 +245,8 @@ def decide(
     measured = [graph for graph in derived.values() if isinstance(graph, Graph)]
     for _ in range(3):
         for graph in measured:  # forget their features
-            graph.csr().known.pop("features", None)
-            graph.transposed().known.pop("features", None)
+            graph.csr().cache.pop("features", None)
+            graph.transposed().cache.pop("features", None)
         graphs = dict.fromkeys(found.region.graphs, measured[-1])
         again = partial(make_decision, found.region, found.assumed, Options(train=train), graphs)
         laps.append(lap(again, inputs[0].device.type))

@@ -49,7 +49,7 @@ struct Smallest {
       best[s] = kNothing;
   }
 
-  // Take what each lane has, kNothing too.
+  // Take the value of each lane, including kNothing.
   __device__ void offer(int64_t key) {
     const unsigned better = __ballot_sync(kAll, key < worst);
     if (better == 0)

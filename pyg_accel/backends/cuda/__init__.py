@@ -1,4 +1,4 @@
-"""The CUDA backend: sparse products on Tensor Cores, after TC-GNN, and those with CBSR features.
+"""The CUDA backend: sparse products on Tensor Cores (TC-GNN), and products with CBSR features.
 
 Rows of a graph are taken in windows and the columns of a window are condensed into tiles
 (:mod:`pyg_accel.graph.tiles`); a tile times the rows of features that its columns name is a dense
@@ -19,7 +19,7 @@ from pyg_accel.backends.base import Backend, Kernel, placement_reasons, table
 from pyg_accel.backends.cuda import cbsr, sddmm, spmm
 from pyg_accel.backends.cuda.choice import Launch, choose_launch
 from pyg_accel.backends.cuda.match import product_of
-from pyg_accel.backends.cuda.rest import can_share
+from pyg_accel.backends.cuda.remainder import can_share
 from pyg_accel.backends.dtypes import DTYPES, Tolerance
 from pyg_accel.backends.spec import OpSpec, shapes_of
 from pyg_accel.costs import RATES
@@ -65,7 +65,7 @@ def _gspmm_reasons(spec: OpSpec) -> list[str]:
 
 
 def _gspmm_cost(spec: OpSpec) -> float:
-    """As Triton reckons, times what was measured of their ratio; see :mod:`.choice`."""
+    """Return Triton's cost times the measured ratio of both kernels; see :mod:`.choice`."""
     launch = choose_launch(
         spec.dtype, spec.heads * spec.width, spec.num_cols, spec.sharing,
         mean=spec.num_edges / max(spec.num_rows, 1), rounded=spec.rounded,
@@ -77,7 +77,7 @@ def _gspmm_cost(spec: OpSpec) -> float:
 
 
 def _tolerance(dtype: torch.dtype) -> Tolerance:
-    """Where torch allows it, float32 products are rounded to tf32 as those of torch are."""
+    """Products of float32 are rounded to tf32 where torch allows it for its own products."""
     if dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest":
         return (2e-3, 1e-6)
     return DTYPES[dtype].tolerance

@@ -1,4 +1,4 @@
-"""Launches the products with CBSR features: what lies in ``csrc/cuda/cbsr*.cu``."""
+"""Launches the products with CBSR features of ``csrc/cuda/cbsr*.cu``."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -21,7 +21,7 @@ from pyg_accel.runtime.native import cuda_library
 
 __all__ = ["MAXK_WIDTH", "cost", "maxk", "spmm", "sspmm"]
 
-SPLIT, PIECE = 2048, 1024  # entries: longer rows are cut, into such pieces
+SPLIT, PIECE = 2048, 1024  # entries: longer rows are cut into pieces
 MAXK_WIDTH = 1024  # features that a warp has in registers
 LONG = 128  # entries of a row that pay for more copies of its features, or for reading it again
 QUAD = 4  # slots that a thread reads at once
@@ -30,12 +30,12 @@ L2_PART = 2 / 3  # of the L2 cache, which serves at its full rate (40 of 60 MiB 
 
 @dataclass(frozen=True, eq=False)
 class CbsrSchedule:
-    """How the kernels go over the rows of a graph.
+    """The rows and pieces of rows of a graph for the kernels.
 
     Attributes:
         mean: entries of a row.
-        pieces: [3 * P] int32, of every piece of a long row the row, its first entry and one past
-            its last; None where no row is long.
+        pieces: [3 * P] int32: the row of every piece, its first entry, and one past its last; None
+            without long rows.
         long: [L] int32, the rows that were cut.
         first: [L + 1] int32, where the pieces of each begin.
     """
@@ -51,7 +51,7 @@ class CbsrSchedule:
         return 2**31 - 1 if self.pieces is None else SPLIT
 
     def partial(self, x: Tensor, width: int) -> Tensor | None:
-        """Return room for the sums of pieces."""
+        """Return a buffer for the sums of pieces."""
         if self.pieces is None:
             return None
         return x.new_empty(self.pieces.numel() // 3, width, dtype=torch.float32)
@@ -59,7 +59,7 @@ class CbsrSchedule:
 
 @dataclass(frozen=True)
 class Layout:
-    """How a row of features lies in shared memory; see ``csrc/cuda/cbsr.cuh``.
+    """The layout of a row of features in shared memory; see ``csrc/cuda/cbsr.cuh``.
 
     Attributes:
         lanes: of an edge.
@@ -71,7 +71,7 @@ class Layout:
 
 
 def cost(spec: OpSpec) -> float:
-    """Return the seconds of a call, in the measure of the other backends of a GPU."""
+    """Return the seconds of a call, comparable with other backends of a GPU."""
     if spec.op == "maxk":
         return 1e-5
     row = spec.width * spec.dtype.itemsize * ratio(spec)
@@ -79,7 +79,7 @@ def cost(spec: OpSpec) -> float:
 
 
 def ratio(spec: OpSpec) -> float:
-    """Return the time over that of Triton's kernels: a fit to 256 columns on an H200.
+    """Return the ratio of times to Triton's kernels: a fit to 256 columns on an H200.
 
     Measured on graphs of 12 to 600 entries a row, k = 16, 32 and 64, and on one of 492 entries a
     row up to k = 192: beyond a quarter of the columns, gradients of whole rows take less time.
@@ -102,13 +102,13 @@ def maxk(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 @lru_cache(maxsize=256)
 def _first_guess(k: int, width: int) -> float:
-    """Return where the k-th largest of normal numbers lies between the smallest and the largest."""
+    """Return the expected position of the k-th largest of normal numbers, from 0 to 1."""
     quantile = NormalDist().inv_cdf
     return 0.5 + quantile(1 - (k - 0.5) / width) / quantile(1 - 0.5 / width) / 2
 
 
 def plan_of(csr: CSR) -> CbsrSchedule:
-    """Return the plan of a graph, made once and stored for as long as its arrays live."""
+    """Return the schedule of a graph; it is stored while its arrays live."""
     return of_matrix(csr, "CBSR plan", lambda: _build(csr))
 
 
@@ -143,12 +143,12 @@ def in_quads(t: Tensor) -> Tensor:
 
 
 def aligned(x: Tensor) -> Tensor:
-    """Return contiguous rows that begin where 16 bytes do."""
+    """Return contiguous rows, aligned to 16 bytes."""
     return x if x.data_ptr() % 16 == 0 else x.clone()
 
 
 def in_order(csr: CSR, weight: Tensor | None) -> Tensor | None:
-    """Return weights as ``csr.col`` numbers edges, in float32."""
+    """Return weights in the order of ``csr.col``, in float32."""
     if weight is None or csr.eid is None:
         return weight if weight is None else weight.float()
     return reordered(weight, csr.eid, None).float()
@@ -175,7 +175,7 @@ def spmm(
 
 
 def sspmm(csr: CSR, transposed: CSR, x: Tensor, indices: Tensor, weight: Tensor | None) -> Tensor:
-    """Push rows to their neighbours where atomic additions are allowed, or gather them."""
+    """Push rows to their neighbours if atomic additions are allowed, otherwise gather them."""
     if indices.numel() == 0 or csr.col.numel() == 0:
         return x.new_zeros(indices.shape)
     if atomics_allowed():
@@ -198,7 +198,7 @@ def _pull(transposed: CSR, x: Tensor, indices: Tensor, weight: Tensor | None) ->
 
 
 def slice_of(x: Tensor, mean: float) -> int:
-    """Return how many columns of x are read at a time, for rows of `mean` entries."""
+    """Return the number of columns of x per pass, for rows of `mean` entries."""
     slice = x.size(1)
     if mean <= LONG:
         return slice
@@ -229,13 +229,13 @@ def _push(csr: CSR, x: Tensor, indices: Tensor, weight: Tensor | None) -> Tensor
 
 
 def near_bytes(device: torch.device) -> int:
-    """Return how many bytes stay in the L2 cache at its full rate."""
+    """Return the bytes that the L2 cache holds at its full rate."""
     gpu = gpu_of(device.index) if device.type == "cuda" else INTERPRETED
     return int(gpu.l2_bytes * L2_PART)
 
 
 def passes_of(rows: int, k: int, mean: float, near: int) -> int:
-    """Return into how many parts the slots are taken, so that ``near`` bytes hold a part."""
+    """Return the number of parts of the slots such that ``near`` bytes hold a part."""
     passes, size = 1, 4 * rows * k
     if mean <= LONG:
         return 1
@@ -245,7 +245,7 @@ def passes_of(rows: int, k: int, mean: float, near: int) -> int:
 
 
 def apart(indices: Tensor, passes: int) -> list[Tensor]:
-    """Return every so-many-th slot: as spread over the columns as all of them."""
+    """Split slots by stride: each part is spread over the columns like all slots."""
     if passes == 1:
         return [indices]
     wide = indices.view(torch.int16) if indices.dtype == torch.uint16 else indices

@@ -1,9 +1,9 @@
-"""Which window, which entries, how many warps, and whether it pays: what was measured on an H200.
+"""Chooses window, entries and warps, and whether tiles pay, by measurements on an H200.
 
-A window of more rows shares more of what it fetches and multiplies more zeros. Tensor Cores pay for
-every column of a tile and for every entry that is written into it, CUDA cores for every entry; both
-prices, as parts of what CUDA cores alone would take, are in ``choice.json``, which
-``python -m benchmarks.kernels.tensor_cores --fit`` writes.
+A window of more rows fetches fewer columns and multiplies more zeros. Tensor Cores take time for
+every column of a tile and for every entry in it, CUDA cores for every entry. ``choice.json`` has
+both prices relative to CUDA cores alone; ``python -m benchmarks.kernels.tensor_cores --fit`` writes
+it.
 """
 
 import json
@@ -16,38 +16,32 @@ import torch
 
 from pyg_accel.graph.column_reuse import HEIGHTS, Shared
 
-__all__ = [
-    "FILE",
-    "Launch",
-    "choose_launch",
-    "mode_of",
-    "terms",
-]
+__all__ = ["FILE", "Launch", "choose_launch", "mode_of", "terms"]
 
 FILE = Path(__file__).with_name("choice.json")
 WARP_BYTES, MOST_WARPS = 128, 4  # of a row that a warp has; of a block
 MOST_SLICE = 1024  # bytes of the rows that fit a block's shared memory (dots)
-_FULL_ROW = 512  # bytes: what costs the same for shorter rows is a larger part of their time
-_SLICE, _L2 = 256, 60e6  # bytes of a row that CUDA cores have at a time; of features near by
-# A sum that is done by both reads and writes the output once more: 10 TB/s over the HBM's 4.2.
+_FULL_ROW = 512  # bytes: shorter rows take longer per byte, because of fixed costs
+_SLICE, _L2 = 256, 60e6  # bytes of a row per pass of CUDA cores; of features that the L2 holds
+# A sum by both kinds of cores reads and writes the output once more: 10 TB/s over the HBM's 4.2.
 _ADD = 2 * 10 / 4.2
 
 
 @dataclass(frozen=True, slots=True)
 class _Costs:
-    """Factors that were fitted by hand, of sums and of dots.
+    """Factors that were fitted by hand, for sums and for dots.
 
     Attributes:
-        rest: an entry that CUDA cores keep, over one of all; and more where features are far.
-        far_rest: that.
-        far_column: a column of a tile, where features are far.
-        short_column: exponent of what is lost by short rows, of columns.
-        short_entry: of entries.
+        remainder: price of an entry on CUDA cores beside tiles, relative to CUDA cores alone.
+        far_remainder: addition to it for features outside of the L2.
+        far_column: addition to the price of a column for features outside of the L2.
+        short_column: exponent of the loss by short rows, for columns.
+        short_entry: the same for entries.
         doubt: the margin that an expected gain must exceed.
     """
 
-    rest: float
-    far_rest: float
+    remainder: float
+    far_remainder: float
     far_column: float
     short_column: float
     short_entry: float
@@ -63,10 +57,10 @@ class Launch:
 
     Attributes:
         window: rows of a tile.
-        least: entries of a column in a window for which they go to Tensor Cores.
+        least: the fewest entries of a column in a window that go to Tensor Cores.
         warps: of a block, side by side along the features (sums).
         slice: features of a pass (dots).
-        ratio: expected time over that of the kernels on CUDA cores.
+        ratio: expected time relative to the kernels on CUDA cores.
     """
 
     window: int
@@ -77,14 +71,14 @@ class Launch:
 
 
 def mode_of(dtype: torch.dtype, *, rounded: bool) -> str:
-    """Return which of the kernels multiplies features of a dtype."""
+    """Return the name of the kernel for features of a dtype."""
     return "16 bit" if dtype.itemsize == 2 else "tf32" if rounded else "exact"
 
 
 def terms(
     shared: Shared, row: int, num_cols: int, mean: float, *, dot: bool
 ) -> tuple[float, float, float]:
-    """Return what the expected ratio has of the price of a column, of that of an entry, and of 1.
+    """Return the coefficients of the expected ratio: of a column's price, an entry's, and 1.
 
     Args:
         shared: the columns that go to Tensor Cores.
@@ -97,11 +91,11 @@ def terms(
     short = max(_FULL_ROW / max(row, 1), 1.0)
     far = max(0.0, 1 - _L2 / max(num_cols * min(row, _SLICE), 1))
     columns = shared.columns * (1 + costs.far_column * far) * short**costs.short_column
-    rest = 0.0
+    remainder = 0.0
     if shared.least > 1:
-        rest = (1 - shared.entries) * (costs.rest + costs.far_rest * far)
-        rest += 0.0 if dot else _ADD / max(mean, 1.0)
-    return columns, shared.entries * short**costs.short_entry, rest
+        remainder = (1 - shared.entries) * (costs.remainder + costs.far_remainder * far)
+        remainder += 0.0 if dot else _ADD / max(mean, 1.0)
+    return columns, shared.entries * short**costs.short_entry, remainder
 
 
 @lru_cache(maxsize=4096)
@@ -116,13 +110,13 @@ def choose_launch(
     dot: bool = False,
     alone: bool = False,
 ) -> Launch:
-    """Return how to launch a product, and what it would cost.
+    """Return how to launch a product, and its expected cost.
 
     Args:
         dtype: of the features.
         width: features a row.
         num_cols: rows of the gathered features.
-        sharing: what rows share; empty if it was not measured.
+        sharing: the columns that rows share; empty if they were not measured.
         mean: entries a row.
         rounded: float32 products may be rounded to tf32.
         dot: a dot of both ends of every edge instead of a sum over them.
@@ -132,9 +126,9 @@ def choose_launch(
     prices = _prices()["dot" if dot else "sum"][mode_of(dtype, rounded=rounded)]
 
     def ratio_of(shared: Shared) -> float:
-        columns, entries, rest = terms(shared, row, num_cols, mean, dot=dot)
+        columns, entries, remainder = terms(shared, row, num_cols, mean, dot=dot)
         column, entry = prices[str(shared.window)]
-        return columns * column + entries * entry + rest
+        return columns * column + entries * entry + remainder
 
     able = [shared for shared in sharing if shared.least == 1 or not alone]
     best = min(able, key=ratio_of, default=None)
@@ -151,5 +145,5 @@ def choose_launch(
 @cache
 def _prices() -> dict[str, dict[str, dict[str, tuple[float, float]]]]:
     """Prices of a column and of an entry, by product, mode and window."""
-    found: dict[str, dict[str, dict[str, tuple[float, float]]]] = json.loads(FILE.read_text())
-    return found
+    prices: dict[str, dict[str, dict[str, tuple[float, float]]]] = json.loads(FILE.read_text())
+    return prices

@@ -39,8 +39,8 @@ def product_of(
         ends = dot_ends(formula)
         if ends is not None and full(ends[0]) and full(ends[1]):
             return Product(ends[1], target=ends[0], dot=True)
-    elif reduces in (("sum",), ("mean",)) and (found := weighted_source(formula)) is not None:
-        source, weight = found
+    elif reduces in (("sum",), ("mean",)) and (pair := weighted_source(formula)) is not None:
+        source, weight = pair
         narrow = weight is None or (bool(shapes) and shapes[weight][1] == 1 and full(source))
         return Product(source, weight) if narrow else None
     return None

@@ -1,6 +1,6 @@
-"""A graph's tiles as kernels read them: 32-bit arrays, and a list of what each block sums.
+"""The tiles of a graph for kernels: 32-bit arrays, and the work of each block.
 
-And the rest of the graph: entries whose column no other row of the window has, or few, gain nothing
+Entries whose column few other rows of the window share gain nothing
 from a tile. They stay a CSR matrix, for kernels on CUDA cores.
 """
 
@@ -35,8 +35,8 @@ class TileSchedule:
         splits: [S * 3] int32, divided windows: window, first partial sum, how many.
         num_partials: partial sums.
         num_columns: rows of the features that one pass over all tiles fetches.
-        rest: the entries that are in no tile, numbered anew; None if all are in tiles.
-        rest_entry: [E - S] int32, the CSR entry of each of those.
+        remainder: the entries outside of tiles, renumbered; None if all are in tiles.
+        remainder_entry: [E - S] int32, the CSR entry of each entry of the remainder.
     """
 
     window: int
@@ -48,19 +48,19 @@ class TileSchedule:
     splits: Tensor
     num_partials: int
     num_columns: int
-    rest: CSR | None
-    rest_entry: Tensor | None
+    remainder: CSR | None
+    remainder_entry: Tensor | None
 
 
 def in_32_bits(csr: CSR) -> CSR:
-    """Return a matrix with int32 arrays, as the kernels want it: itself, or a copy that is kept."""
+    """Return a matrix with int32 arrays: itself, or a stored copy."""
     if csr.col.dtype == torch.int32:
         return csr
 
     def make() -> CSR:
         rowptr, col, eid = (None if t is None else t.to(torch.int32) for t in csr[:3])
         assert rowptr is not None and col is not None
-        return csr._replace(rowptr=rowptr, col=col, eid=eid, known={})
+        return csr._replace(rowptr=rowptr, col=col, eid=eid, cache={})
 
     owners = [t for t in csr[:3] if t is not None]
     return derived(owners, ("32 bits", csr.num_cols, csr.sorted), make, lasting=True)
@@ -80,7 +80,7 @@ def plan_of(csr: CSR, window: int, least: int = 1) -> TileSchedule:
 
 def _build(csr: CSR, window: int, least: int) -> TileSchedule:
     tiles = tiles_of(csr, window, TILE, least)
-    rest, rest_entry = _rest(csr, tiles.entry) if least > 1 else (None, None)
+    remainder, remainder_entry = _remainder(csr, tiles.entry) if least > 1 else (None, None)
     items, splits, partials = divide(tiles.window_ptr.long(), SHORTEST, BLOCKS)
     return TileSchedule(
         window=window,
@@ -92,12 +92,12 @@ def _build(csr: CSR, window: int, least: int) -> TileSchedule:
         splits=splits.flatten(),
         num_partials=partials,
         num_columns=tiles.num_columns,
-        rest=rest,
-        rest_entry=rest_entry,
+        remainder=remainder,
+        remainder_entry=remainder_entry,
     )
 
 
-def _rest(csr: CSR, entry: Tensor) -> tuple[CSR | None, Tensor | None]:
+def _remainder(csr: CSR, entry: Tensor) -> tuple[CSR | None, Tensor | None]:
     """The matrix without some of its entries, and which entries it still has."""
     if entry.numel() == csr.col.numel():
         return None, None
@@ -105,8 +105,8 @@ def _rest(csr: CSR, entry: Tensor) -> tuple[CSR | None, Tensor | None]:
     stays[entry.long()] = False
     before = torch.zeros(stays.numel() + 1, dtype=csr.rowptr.dtype, device=stays.device)
     torch.cumsum(stays, 0, out=before[1:])
-    rest = CSR(before[csr.rowptr.long()], csr.col[stays], None, csr.num_cols, csr.sorted)
-    return rest, stays.nonzero().flatten().to(torch.int32)
+    remainder = CSR(before[csr.rowptr.long()], csr.col[stays], None, csr.num_cols, csr.sorted)
+    return remainder, stays.nonzero().flatten().to(torch.int32)
 
 
 def divide(window_ptr: Tensor, shortest: int, blocks: int) -> tuple[Tensor, Tensor, int]:

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from pyg_accel.backends.cuda import rest
+from pyg_accel.backends.cuda import remainder
 from pyg_accel.backends.cuda.choice import MOST_SLICE
 from pyg_accel.backends.cuda.plan import in_32_bits, plan_of
 from pyg_accel.backends.cuda.spmm import aligned
@@ -13,8 +13,8 @@ from pyg_accel.runtime.native import cuda_library
 
 __all__ = ["most_features", "run"]
 
-# As in csrc/cuda/sddmm_kernel.cuh: bytes of a row that are copied together, and those of the warps'
-# rings and results.
+# As in csrc/cuda/sddmm_kernel.cuh: bytes of a row that are copied together, and bytes of the rings
+# and results of warps.
 CHUNK, RING_BYTES = 128, 4 * (3 * 32 * 128 + 16 * 40 * 4)
 
 
@@ -37,22 +37,24 @@ def run(
         window: rows of a tile: 16, 32 or 64.
         slice: features of a pass over all edges; at most 1024 bytes of them, and fewer where the
             shared memory of a block has no room for the rows of a window.
-        exact: products of float32 to about 2^-21, instead of rounding factors to tf32.
+        exact: multiply float32 to about 2^-21, instead of rounding factors to tf32.
         least: entries of a column in a window for which they go to Tensor Cores.
     """
     csr = in_32_bits(csr)
     plan, library = plan_of(csr, window, least), cuda_library()
-    order, others = (_edges(entry, csr.eid) for entry in (plan.entry, plan.rest_entry))
-    to, given = aligned(target), aligned(source)
+    order, others = (_edges(entry, csr.eid) for entry in (plan.entry, plan.remainder_entry))
+    to, gathered = aligned(target), aligned(source)
     slice = min(slice, most_features(window, source.dtype.itemsize, source.device))
-    passes = given.size(1) > slice
+    passes = gathered.size(1) > slice
     out = source.new_empty(csr.col.numel(), dtype=torch.float32 if passes else source.dtype)
     library.sddmm(
-        plan.items, plan.tile_ptr, plan.tile_col, plan.slot, order, to, given, source.size(1),
+        plan.items, plan.tile_ptr, plan.tile_col, plan.slot, order, to, gathered, source.size(1),
         window, slice, exact, out,
     )  # fmt: skip
-    if plan.rest is not None:
-        library.put(rest.sddmm_remainder(plan.rest, target, source).to(out.dtype), others, out)
+    if plan.remainder is not None:
+        library.put(
+            remainder.sddmm_remainder(plan.remainder, target, source).to(out.dtype), others, out
+        )
     return out.to(source.dtype)
 
 

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from pyg_accel.backends.cuda import rest
+from pyg_accel.backends.cuda import remainder
 from pyg_accel.backends.cuda.plan import in_32_bits, plan_of
 from pyg_accel.graph import CSR
 from pyg_accel.graph.derived import find, keep
@@ -32,7 +32,7 @@ def run(
         weight: [E] as ``csr.eid`` numbers entries, of the dtype of x, or None for 1.
         window: rows of a tile: 16, 32 or 64.
         warps: of a block, each with 128 bytes of a row.
-        exact: products of float32 to about 2^-21, instead of rounding factors to tf32.
+        exact: multiply float32 to about 2^-21, instead of rounding factors to tf32.
         mean: divide by the number of entries.
         least: entries of a column in a window for which they go to Tensor Cores; the sums of the
             others are computed first, and theirs added to them.
@@ -43,21 +43,21 @@ def run(
     if weight is not None:
         weight, eid = weight.contiguous(), csr.eid
         value = reordered(weight, plan.entry, eid)
-    if plan.rest is None or plan.rest_entry is None:
+    if plan.remainder is None or plan.remainder_entry is None:
         out = x.new_empty(csr.num_rows, x.size(1))
     else:
-        others = None if weight is None else reordered(weight, plan.rest_entry, eid)
-        out = rest.spmm_remainder(plan.rest, x, others)
+        others = None if weight is None else reordered(weight, plan.remainder_entry, eid)
+        out = remainder.spmm_remainder(plan.remainder, x, others)
     library.spmm(
         plan.items, plan.splits, plan.tile_ptr, plan.tile_col, plan.slot, value, csr.rowptr,
         csr.col, eid, weight, aligned(x), x.size(1), window, warps, plan.num_partials, exact, mean,
-        plan.rest is not None, out,
+        plan.remainder is not None, out,
     )  # fmt: skip
     return out
 
 
 def reordered(weight: Tensor, order: Tensor, eid: Tensor | None) -> Tensor:
-    """Return weights in another order of entries, remembered for those that are used again.
+    """Return weights in another order of entries, stored for weights that are used again.
 
     The normalisation of a graph is the same in every step, and bringing it in order would cost a
     tenth of a sum. A learned weight is a new tensor every time, and not kept. A CUDA graph reads
@@ -66,11 +66,11 @@ def reordered(weight: Tensor, order: Tensor, eid: Tensor | None) -> Tensor:
     if is_captured(weight) or changes_unseen(weight):
         return _taken(weight, order, eid)
     owners = (weight, order) if eid is None else (weight, order, eid)
-    found: Tensor | bool | None = find(owners, "reordered", lasting=True)
-    if isinstance(found, Tensor):
-        return found
+    stored: Tensor | bool | None = find(owners, "reordered", lasting=True)
+    if isinstance(stored, Tensor):
+        return stored
     value = _taken(weight, order, eid)
-    keep(owners, "reordered", value if found else True, lasting=True)  # True: it was used once
+    keep(owners, "reordered", value if stored else True, lasting=True)  # True: it was used once
     return value
 
 

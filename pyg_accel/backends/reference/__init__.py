@@ -79,10 +79,8 @@ def gspmm_several(
         [num_rows, H, F | 1] per sum; [E, H, 1] in the order of ``csr.eid`` for ``none``. H is the
         largest number of heads of an operand.
     """
-    results = []
-    for formula, reduce in zip(formulas, reduces, strict=True):
-        results += gspmm(csr, formula, operands, [reduce], want_arg=False)
-    return results
+    pairs = zip(formulas, reduces, strict=True)
+    return [out for f, r in pairs for out in gspmm(csr, f, operands, [r], want_arg=False)]
 
 
 def scatter_arg(grad: Tensor, arg: Tensor, num_cols: int) -> Tensor:
@@ -108,11 +106,7 @@ def edge_softmax(csr: CSR, scores: Tensor, grad: Tensor | None) -> Tensor:
 
 
 def sampled_spmm(
-    csr: CSR,
-    x: Tensor,
-    scale: Tensor | None,
-    weight: Tensor | None,
-    sampling: Sampling,
+    csr: CSR, x: Tensor, scale: Tensor | None, weight: Tensor | None, sampling: Sampling
 ) -> Tensor:
     """Sum at most ``sampling.width`` entries of each row; here in float64, rounded once.
 

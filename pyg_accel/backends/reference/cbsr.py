@@ -1,7 +1,7 @@
 """MaxK and the products with CBSR matrices in plain torch, with E x k terms in memory.
 
 ``values`` and ``indices`` are CBSR rows (see :class:`pyg_accel.graph.CBSR`), in products over a
-graph those of the source nodes: [num_cols, k], contiguous. ``weight`` is [E] as ``csr.eid`` numbers
+graph the rows of source nodes: [num_cols, k], contiguous. ``weight`` is [E] as ``csr.eid`` numbers
 edges, or None for 1. Dense matrices are contiguous, and of the dtype of the values.
 """
 

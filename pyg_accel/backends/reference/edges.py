@@ -19,12 +19,12 @@ def edge_passes(edges: Edges, passes: Passes, operands: Sequence[Tensor | None])
 
     Args:
         edges: the graph.
-        passes: what each pass computes; see :class:`~pyg_accel.backends.edges.Output`.
-        operands: [rows, 1 | H, 1 | F], contiguous within a row; winners are int32; None for those
-            that no formula reads.
+        passes: the outputs of each pass; see :class:`~pyg_accel.backends.edges.Output`.
+        operands: [rows, 1 | H, 1 | F], contiguous within a row; winners are int32; None for
+            unused operands.
 
     Returns:
-        [rows, H, F] of each output that is kept; 0 where there is no edge. Winners are int32 and
+        [rows, H, F] of each returned output; 0 for rows without edges. Winners are int32 and
         number the edges of the list.
     """
     floats = [t.dtype for t in operands if t is not None and t.is_floating_point()]
@@ -39,7 +39,7 @@ def edge_passes(edges: Edges, passes: Passes, operands: Sequence[Tensor | None])
     wide = accumulate(dtype)
     values = [torch.empty(0, 1, 1, dtype=wide) if t is None else t for t in operands]
     values = [t.to(wide) if t.is_floating_point() else t for t in values]
-    kept = []
+    returned: list[Tensor] = []
     for part in passes:
         results = []
         for output in part:
@@ -54,13 +54,13 @@ def edge_passes(edges: Edges, passes: Passes, operands: Sequence[Tensor | None])
             else:
                 result = _reduced(message, output, index, count)
             results.append(result)
-            if output.kept:
+            if output.returned:
                 exact = output.wide or output.reduce == "winner"
                 shape = (count, *(output.trailing or output.shape))
                 out = (result if exact else result.to(dtype)).reshape(shape)
-                kept.append(out if out._base is None else out.clone())  # which users may change
+                returned.append(out if out._base is None else out.clone())  # users may change it
         values += results
-    return kept
+    return returned
 
 
 def _reduced(message: Tensor, output: Output, index: Tensor, rows: int) -> Tensor:
@@ -77,7 +77,7 @@ def _reduced(message: Tensor, output: Output, index: Tensor, rows: int) -> Tenso
 def _winners(
     message: Tensor, best: Tensor, index: Tensor, source: Tensor, numbers: Tensor
 ) -> Tensor:
-    """Return the edge of the lowest source among those whose message is the best."""
+    """Return the edge with the best message; ties go to the lowest source."""
     most = best.index_select(0, index)
     wins = (message == most) | (message.isnan() & most.isnan())
     order = source.argsort(stable=True)

@@ -14,13 +14,7 @@ from typing import Any
 
 import torch
 
-from pyg_accel.backends.base import (
-    Backend,
-    Kernel,
-    placement_reasons,
-    shares_rows,
-    table,
-)
+from pyg_accel.backends.base import Backend, Kernel, placement_reasons, shares_rows, table
 from pyg_accel.backends.dtypes import DTYPES
 from pyg_accel.backends.spec import OpSpec
 from pyg_accel.formula import has_sum, parse

@@ -1,4 +1,4 @@
-"""Launches attention, and several formulas at once: which recipe, which tiles."""
+"""Launches attention, and several formulas in one pass."""
 
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
@@ -20,13 +20,7 @@ from pyg_accel.backends.triton.launcher import type_of
 from pyg_accel.backends.triton.padding import LONG_ROW, cut, fill, rows_to_pad
 from pyg_accel.backends.triton.rows import RowPass
 from pyg_accel.backends.triton.sequence import Kernel, Sequence
-from pyg_accel.formula import (
-    Formula,
-    Sum,
-    has_sum,
-    map_children,
-    shape_of,
-)
+from pyg_accel.formula import Formula, Sum, has_sum, map_children, shape_of
 from pyg_accel.graph import CSR
 from pyg_accel.graph.facts import facts_of
 from pyg_accel.runtime.cache import Bounded
@@ -35,22 +29,22 @@ __all__ = [
     "bind", "bind_backward", "bind_several", "run", "run_backward", "run_several",
 ]  # fmt: skip
 
-# Measured on an H200: of 25 edges for each row that is copied, GATConv with rows of 160 bytes gains
-# a third, with 1312 bytes it loses 8%, and GATv2Conv and TransformerConv, where the copies are two
-# or three, lose up to 20%; of 250 edges all gain or lose nothing.
+# Measured on an H200. With 25 edges per copied row GATConv gains a third with rows of 160 bytes and
+# loses 8% with 1312 bytes; GATv2Conv and TransformerConv, with two or three copies, lose up to 20%.
+# With 250 edges all gain or lose nothing.
 _SPARSE, _DENSE = 20, 200
 
 
 def run(csr: CSR, score: Formula, value: Formula, operands: list[Tensor]) -> list[Tensor]:
-    """Run a call by itself."""
-    found: list[Tensor] = bind(csr, score, value, operands)(csr).bound()(operands)
-    return found
+    """Run a single call."""
+    results: list[Tensor] = bind(csr, score, value, operands)(csr).bound()(operands)
+    return results
 
 
 def bind(
     csr: CSR, score: Formula, value: Formula, operands: list[Tensor]
 ) -> Callable[[CSR], Launch]:
-    """Go over each row once, with a running maximum of its scores."""
+    """Return a function that launches similar calls: one pass with online softmax."""
     heads, width = _extent(score, value, shapes_of(operands))
     entries, a_row = csr.col.numel(), _entries_a_copy(score, operands)
     if wide := rows_to_pad([score, value], operands, entries, csr.num_rows, a_row):
@@ -84,14 +78,14 @@ def run_several(
     csr: CSR, formulas: list[Formula], reduces: list[str], operands: list[Tensor]
 ) -> list[Tensor]:
     """Run several formulas in one pass."""
-    found: list[Tensor] = bind_several(csr, formulas, reduces, operands)(csr).bound()(operands)
-    return found
+    results: list[Tensor] = bind_several(csr, formulas, reduces, operands)(csr).bound()(operands)
+    return results
 
 
 def bind_several(
     csr: CSR, formulas: list[Formula], reduces: list[str], operands: list[Tensor]
 ) -> Callable[[CSR], Launch]:
-    """Return what runs several formulas in one pass."""
+    """Return a function that runs several formulas in one pass."""
     bound = _bind_several(csr, formulas, reduces, operands, a_row=_DENSE)
     return lambda csr: Launch(bound(csr), listed=True)
 
@@ -139,13 +133,13 @@ def _bind_several(
 
 
 def run_backward(csr: CSR, call: AttentionGradient) -> list[Tensor]:
-    """Run a call by itself."""
-    found: list[Tensor] = bind_backward(csr, call)(csr).bound()(call.tensors)
-    return found
+    """Run a single call."""
+    results: list[Tensor] = bind_backward(csr, call)(csr).bound()(call.tensors)
+    return results
 
 
 def bind_backward(csr: CSR, call: AttentionGradient) -> Callable[[CSR], Launch]:
-    """Compute weights anew, and add up gradients, in one pass."""
+    """Return a function that recomputes weights and sums gradients in one pass."""
     reduces = ["sum"] * len(call.sums) + ["none"] * len(call.stores)
     finite = stays_finite(call.score) and stays_finite(call.value)
     infinite = len(call.operands) + 1 if finite else -1
@@ -154,11 +148,10 @@ def bind_backward(csr: CSR, call: AttentionGradient) -> Callable[[CSR], Launch]:
         [*call.operands, call.grad, call.total, call.total], infinite,
         a_row=_entries_a_copy(call.score, call.operands),
     )  # fmt: skip
-    heads, width = call.out.shape[1:]
-    delta = _Delta(heads, width, call.grad.stride(0), call.out.stride(0), call.out.dtype)
+    bound_delta = _delta(call)
 
     def on(csr: CSR) -> Launch:
-        pass_over, delta_of = bound(csr), delta.on(csr)
+        pass_over, delta_of = bound(csr), bound_delta(csr)
 
         def differentiate(tensors: list[Tensor]) -> list[Tensor]:
             *operands, out, total, grad = tensors
@@ -171,33 +164,29 @@ def bind_backward(csr: CSR, call: AttentionGradient) -> Callable[[CSR], Launch]:
 
 
 def _entries_a_copy(score: Formula, operands: list[Tensor]) -> int:
-    """How many edges a row that is copied must have, to gain more by it than the copies take."""
+    """Return the least edges per copied row for which padding gains more than the copies take."""
     row = max(t.size(1) * t.size(2) * t.element_size() for t in operands)
     return _DENSE if has_sum(score) or row > LONG_ROW else _SPARSE
 
 
-class _Delta:
-    """The dot products [N, H, 1] of two tensors [N, H, F], with these strides between rows."""
+def _delta(call: AttentionGradient) -> Callable[[CSR], Sequence]:
+    """Return the launch of the dot products [N, H, 1] of the result and its gradient [N, H, F]."""
+    heads, width = call.out.shape[1:]
+    strides, dtype = (call.grad.stride(0), call.out.stride(0)), accumulate(call.out.dtype)
+    block = 1 << max(width - 1, 0).bit_length()
+    kernel = Kernel(delta_kernel, 4, ROWS=max(2048 // block, 1), COLUMNS=block, ACC=type_of(dtype))
 
-    def __init__(
-        self, heads: int, width: int, grad_stride: int, out_stride: int, dtype: torch.dtype
-    ) -> None:
-        self._sizes, self._strides = (heads, width), (grad_stride, out_stride)
-        self._dtype = accumulate(dtype)
-        block = 1 << max(width - 1, 0).bit_length()
-        self._kernel = Kernel(delta_kernel, 4, ROWS=max(2048 // block, 1), COLUMNS=block,
-                              ACC=type_of(self._dtype))  # fmt: skip
-
-    def on(self, csr: CSR) -> Sequence:
-        """Return what computes them of the targets of a transposed graph."""
-        sequence, nodes, (heads, width) = Sequence(2, csr.col.device), csr.num_cols, self._sizes
+    def on(csr: CSR) -> Sequence:
+        sequence, nodes = Sequence(2, csr.col.device), csr.num_cols
         grad, out = sequence.operands
-        delta = sequence.result((nodes, heads, 1), self._dtype)
-        pairs = (grad, self._strides[0], out, self._strides[1])
+        delta = sequence.result((nodes, heads, 1), dtype)
         if nodes and heads:
-            grid = (-(-nodes * heads // self._kernel.constants["ROWS"]),)
-            sequence.launch(self._kernel, grid, (*pairs, delta, nodes, heads, width))
+            grid = (-(-nodes * heads // kernel.constants["ROWS"]),)
+            arguments = (grad, strides[0], out, strides[1], delta, nodes, heads, width)
+            sequence.launch(kernel, grid, arguments)
         return sequence
+
+    return on
 
 
 def _extent(score: Formula, value: Formula, shapes: Shapes) -> tuple[int, int]:
@@ -212,7 +201,7 @@ def _extent_of(formula: Formula, shapes: Shapes) -> tuple[int, int]:
 
 @lru_cache(maxsize=4096)
 def _without_short_sums(formula: Formula, shapes: Shapes) -> Formula:
-    """Leave out sums of a single column."""
+    """Remove sums of a single column."""
     plain = map_children(formula, lambda part: _without_short_sums(part, shapes))
     return plain.arg if isinstance(plain, Sum) and _extent_of(plain.arg, shapes)[1] == 1 else plain
 
@@ -228,18 +217,18 @@ def _pass_over(
     score: Formula | None = None,
     infinite: int = -1,
 ) -> RowPass:
-    """The pass for calls of a kind: graphs of about one size, operands like these but for rows."""
+    """Return the pass for graphs of a kind, and operands that differ only in rows."""
     kind = facts_of(csr).kind
     key = (
         outputs, score, infinite, kind, csr.eid is None,
         *[(t.dtype, t.stride(0), t.size(1), t.size(2)) for t in operands],
     )  # fmt: skip
-    found = _passes.get(key)
-    if found is None:
+    row_pass = _passes.get(key)
+    if row_pass is None:
         shapes = shapes_of(operands)
         plain = [replace(o, formula=_without_short_sums(o.formula, shapes)) for o in outputs]
         score = None if score is None else _without_short_sums(score, shapes)
-        found = _passes[key] = RowPass(
+        row_pass = _passes[key] = RowPass(
             csr, plain, operands, score=score, infinite=infinite, whole=True
         )
-    return found
+    return row_pass

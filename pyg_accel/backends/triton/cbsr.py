@@ -1,12 +1,11 @@
 """Products with CBSR features.
 
-Triton has no scatter into shared memory. What stands in for one was measured on an H200, summing
-neighbours of the reddit-like graph (115 million edges, F = 256, k = 32; 13.3 ms for dense rows):
-columns in registers that fetch their values by rank 16.8 ms, dense rows without their empty sectors
-23 ms, gathering the stored columns of a gradient 21 ms. So sums go over dense rows, and what gains
-from the format is what reads from a row: atomic additions of a gradient, and products along edges.
-Sums, and gradients in graphs of long rows, are faster in CUDA C++
-(:mod:`pyg_accel.backends.cuda.cbsr`).
+Triton has no scatter into shared memory. Substitutes were measured on an H200, summing neighbours
+of the reddit-like graph (115 million edges, F = 256, k = 32; 13.3 ms for dense rows): columns in
+registers that fetch their values by rank 16.8 ms, dense rows without their empty sectors 23 ms,
+gathering the stored columns of a gradient 21 ms. So sums read dense rows; atomic additions of a
+gradient and products along edges use the format. Sums, and gradients in graphs of long rows, are
+faster in CUDA C++ (:mod:`pyg_accel.backends.cuda.cbsr`).
 """
 
 from typing import Any
@@ -27,7 +26,7 @@ from pyg_accel.graph.cbsr import CBSR, scattered
 __all__ = ["dot", "spmm", "sspmm"]
 
 GATHERS = 4  # features that a thread has in flight
-SPLIT, PIECE = 2048, 1024  # entries: longer rows are cut, into such pieces
+SPLIT, PIECE = 2048, 1024  # entries: longer rows are cut into pieces
 
 
 def spmm(
@@ -45,7 +44,7 @@ def sspmm(csr: CSR, transposed: CSR, x: Tensor, indices: Tensor, weight: Tensor 
 
 
 def _push(csr: CSR, x: Tensor, indices: Tensor, weight: Tensor | None) -> Tensor:
-    """Add atomically: faster, and different in the last bits from run to run."""
+    """Add atomically: faster, with last bits that differ from run to run."""
     out = torch.zeros(indices.shape, dtype=accumulate(x.dtype), device=x.device)
     eid = None if weight is None else csr.eid
     _over_rows(csr, eid, (weight, None), indices, x, out, dot=False)
@@ -62,27 +61,27 @@ def dot(csr: CSR, values: Tensor, indices: Tensor, x: Tensor) -> Tensor:
 def _over_rows(
     csr: CSR,
     eid: Tensor | None,
-    given: tuple[Tensor | None, Tensor | None],
+    values: tuple[Tensor | None, Tensor | None],
     indices: Tensor,
     x: Tensor,
     out: Tensor,
     *,
     dot: bool,
 ) -> None:
-    """Launch the kernel over rows and pieces; `given`: weights of edges, and stored values."""
+    """Launch the kernel over rows and pieces; ``values`` are edge weights and stored values."""
     if csr.col.numel() == 0:
         return
     k = indices.size(1)
     slots = min(1 << (k - 1).bit_length(), 32)
     for tasks, where, longest in _tasks(csr):
-        arguments = (csr.rowptr, *where, csr.col, eid, *given, indices, x, out, longest, k,
+        arguments = (csr.rowptr, *where, csr.col, eid, *values, indices, x, out, longest, k,
                      x.size(1))  # fmt: skip
         launch(row_kernel, (tasks,), arguments, EDGES=GATHERS * 32 // slots, SLOTS=slots,
                PIECES=where[0] is not None, DOT=dot, ACC=type_of(accumulate(x.dtype)))  # fmt: skip
 
 
 def _tasks(csr: CSR) -> list[tuple[int, tuple[Any, Any, Any], int]]:
-    """How many programs, for which pieces (None: for rows), and the longest row they go over."""
+    """Return numbers of programs, their pieces (None for rows), and the longest row of each."""
     pieces = schedule_of(csr, SPLIT, PIECE, ordered=False).pieces
     if pieces is None:
         return [(csr.num_rows, (None, None, None), csr.col.numel())]

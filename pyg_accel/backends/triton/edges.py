@@ -1,4 +1,4 @@
-"""Launches passes over the edges of an edge list: which recipes, which blocks."""
+"""Launches passes over an edge list: chooses recipes and blocks."""
 
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
@@ -18,11 +18,12 @@ from pyg_accel.backends.triton.plan import (
     kind_of,
     name_of,
     operand_shape,
+    renumbered,
     vector_unit,
 )
 from pyg_accel.backends.triton.recipe import EdgeRecipe
 from pyg_accel.backends.triton.sequence import Blocks, Kernel, Sequence, Size, Slot
-from pyg_accel.formula import Operand, has_sum, map_operands
+from pyg_accel.formula import has_sum
 from pyg_accel.graph.csr import Edges
 
 __all__ = ["bind", "run"]
@@ -34,50 +35,50 @@ _COUNTS = {"u": _COLS, "v": _ROWS, "e": _ENTRIES}
 
 
 class _Read(NamedTuple):
-    """An operand of a pass, and what the bits of a maximum or minimum are of."""
+    """An operand of a pass, and the reduction of its ordered bits."""
 
     seen: OperandFacts
     slot: Slot
-    raw: str
+    ordered: str
 
 
 def run(edges: Edges, passes: Passes, operands: list[Tensor]) -> list[Tensor]:
-    """Run a call by itself."""
-    found: list[Tensor] = bind(edges, passes, operands)(
+    """Run a single call."""
+    results: list[Tensor] = bind(edges, passes, operands)(
         edges.edge_index, edges.sizes(), [t for t in operands if t is not None]
     )
-    return found
+    return results
 
 
 def bind(
     edges: Edges, passes: Passes, operands: SequenceOf[Tensor | None]
 ) -> Callable[[Tensor, SequenceOf[int], SequenceOf[Tensor]], list[Tensor]]:
-    """Return what launches calls like this one, on any graph.
+    """Return a function that launches similar calls on any graph.
 
     It takes the edge list, :meth:`Edges.sizes` and the operands that are not None.
     """
-    given = [t for t in operands if t is not None]
-    dtypes = tuple(t.dtype for t in given if t.is_floating_point())
-    sequence = Sequence(1 + len(given), edges.edge_index.device)
+    present = [t for t in operands if t is not None]
+    dtypes = tuple(t.dtype for t in present if t.is_floating_point())
+    sequence = Sequence(1 + len(present), edges.edge_index.device)
     slots = iter(sequence.operands[1:])
     reads = [None if t is None else _Read(OperandFacts((0, *t.shape[1:]), t.stride(0), t.dtype),
                                           next(slots), "") for t in operands]  # fmt: skip
-    made: list[tuple[EdgeRecipe, tuple[int, ...]]] = []
-    later = [_Read(_seen(output, dtypes), Slot(0), _raw(output))
+    generated: list[tuple[EdgeRecipe, tuple[int, ...]]] = []
+    later = [_Read(_seen(output, dtypes), Slot(0), _order(output))
              for part in passes for output in part]  # fmt: skip
     plain = [*reads, *later]
     at = len(operands)
     for part in passes:
         recipe, used = _recipe(part, plain[:at], dtypes)
         loops, traps = edges.loops is not None, edges.edge_index.is_cuda
-        made.append((replace(recipe, loops=loops, traps=traps), used))
+        generated.append((replace(recipe, loops=loops, traps=traps), used))
         at += len(part)
-    places = _allocate(sequence, passes, [recipe for recipe, _ in made], dtypes)
-    for part, (recipe, used) in zip(passes, made, strict=True):
+    places = _allocate(sequence, passes, [recipe for recipe, _ in generated], dtypes)
+    for part, (recipe, used) in zip(passes, generated, strict=True):
         buffers = [next(places) for _ in part]
         _append(sequence, recipe, [reads[i] for i in used], [buffer for buffer, _ in buffers])
         for output, (buffer, final) in zip(part, buffers, strict=True):
-            reads.append(_Read(_seen(output, dtypes), buffer, _raw(output)))
+            reads.append(_Read(_seen(output, dtypes), buffer, _order(output)))
             if final is not None:
                 _finish(sequence, output, buffer, final, recipe.accumulate)
 
@@ -89,12 +90,12 @@ def bind(
     return go
 
 
-def _raw(output: Output) -> str:
+def _order(output: Output) -> str:
     return output.reduce if output.reduce in ("max", "min") else ""
 
 
 def _bits(output: Output, dtypes: tuple[torch.dtype, ...]) -> torch.dtype:
-    """Return the dtype in which edges meet."""
+    """Return the dtype of the reduction over edges."""
     wide = accumulate_dtype(dtypes)
     if output.reduce == "winner":
         return torch.int64
@@ -123,17 +124,11 @@ def _recipe(
     block = min(_ceil_power(heads), max(COLUMNS // columns, 1))
     gathers = max(sum(s.kind in ("full", "feature") for s in shapes), 1)
     unit = vector_unit(shapes, width) if shapes else 1
-    outputs = tuple(
-        replace(
-            output, trailing=(), of=used.index(output.of) if output.of >= 0 else -1,
-            formula=map_operands(output.formula, lambda o: Operand(o.side, used.index(o.index))),
-        )
-        for output in part
-    )  # fmt: skip
     recipe = EdgeRecipe(
-        outputs=outputs, stored=tuple(kind_of(output.shape, heads, width) for output in part),
+        outputs=renumbered(part, used),
+        stored=tuple(kind_of(output.shape, heads, width) for output in part),
         kinds=tuple(s.kind for s in shapes), aligned=tuple(s.unit for s in shapes),
-        near=(False,) * len(shapes), raw=tuple(r.raw for r in read),
+        near=(False,) * len(shapes), ordered=tuple(r.ordered for r in read),
         lanes=max(ELEMENTS // (block * columns), 1), unroll=max(LOADS // gathers, 2), heads=block,
         columns=columns, blocks=-(-heads // block), slices=-(-width // columns), unit=unit,
         even_heads=heads % block == 0, even_width=width % columns == 0,
@@ -148,7 +143,7 @@ def _allocate(
     recipes: SequenceOf[EdgeRecipe],
     dtypes: tuple[torch.dtype, ...],
 ) -> Any:
-    """Yield where each output is brought together, and where it goes then; None if it stays."""
+    """Yield the buffer of each reduction, and its final place; None if it stays in the buffer."""
     outputs = [(output, recipe, k) for part, recipe in zip(passes, recipes, strict=True)
                for k, output in enumerate(part)]  # fmt: skip
     finals: list[Slot | None] = []
@@ -159,8 +154,10 @@ def _allocate(
         stays.append(output.reduce == "sum" and (dtype == bits or not atomic))
         own: tuple[int, ...] = output.trailing or output.shape
         shape: tuple[int | Size, ...] = (_COUNTS[output.side], *own)
-        kept = sequence.result(shape, dtype, zero=stays[-1] and atomic) if output.kept else None
-        finals.append(kept)
+        result = (
+            sequence.result(shape, dtype, zero=stays[-1] and atomic) if output.returned else None
+        )
+        finals.append(result)
     for (output, recipe, k), final, stay in zip(outputs, finals, stays, strict=True):
         if stay and final is not None:
             yield final, None
@@ -196,7 +193,7 @@ def _append(
 
 
 def _finish(sequence: Sequence, output: Output, buffer: Slot, final: Slot, accumulate: str) -> None:
-    """Append what makes a result of the numbers that edges left."""
+    """Append the kernel that converts a buffer to a result."""
     columns = output.shape[0] * output.shape[1]
     count = _COUNTS[output.side]
     kernel = Kernel(finish_kernel, WARPS, BLOCK=FINISHED, KIND=output.reduce,

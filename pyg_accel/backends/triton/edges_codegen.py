@@ -1,12 +1,12 @@
-"""Kernels that go over the edges of an edge list, in its order, without a CSR form.
+"""Kernels over an edge list, in its order, without a CSR matrix.
 
-A program has blocks of ``lanes`` edges by ``heads`` by ``columns``, one behind the other: lane l
-takes ``unroll`` neighbouring edges. Values of neighbours with one target (or source) are brought
-together in registers, and what a lane has then is added to memory by an atomic operation: right for
-any order of the edges, and few operations where they are sorted or a node has many.
+A program has ``unroll`` blocks of ``lanes`` edges by ``heads`` by ``columns``: a lane takes
+``unroll`` neighbouring edges. Runs of neighbours with one target (or source) are reduced in
+registers, and an atomic operation adds each run to memory: correct for any order of the edges, and
+few operations for sorted edges or nodes with many.
 
-Maxima are kept as unsigned integers of the same order (``ordered``), so that 0 is below all
-numbers. Ids that do not exist are an error on the device; they read and write nothing.
+Maxima are stored as unsigned integers of the same order (``ordered``), so that 0 is below all
+numbers. Invalid ids are an error on the device; they read and write nothing.
 """
 
 from functools import lru_cache
@@ -108,9 +108,9 @@ def _ids(recipe: EdgeRecipe) -> list[str]:
 
 
 def _trap(recipe: EdgeRecipe, operand: Operand) -> str:
-    """Let an operand pass unless there are ids of nodes that do not exist.
+    """Pass an operand through, and trap if an id of a node is invalid.
 
-    For device_assert, and whatever does not work on features, ids are read in two layouts.
+    device_assert would read ids in a second layout, as it does not work on features.
     """
     wrong = " | ".join(f"((wrong{u} < 0) & (at{u} < entries))" for u in range(recipe.unroll))
     kind, bits = ("d", 64) if recipe.accumulate == "float64" else ("f", 32)
@@ -125,15 +125,15 @@ def _trap(recipe: EdgeRecipe, operand: Operand) -> str:
 
 def _load(recipe: EdgeRecipe, operand: Operand, u: int, is_index: bool) -> str:
     row = f"at{u}" if operand.side == "e" else f"{_IDS[operand.side]}{u}"
-    raw = recipe.raw[operand.index]
-    code = load(recipe, operand.index, row, f"ok{u}", scalar=False, cast=not (raw or is_index))
-    if raw:
-        code = f"{'-' if raw == 'min' else ''}from_ordered({code}, ACC)"
+    ordered = recipe.ordered[operand.index]
+    code = load(recipe, operand.index, row, f"ok{u}", scalar=False, cast=not (ordered or is_index))
+    if ordered:
+        code = f"{'-' if ordered == 'min' else ''}from_ordered({code}, ACC)"
     return f"{operand.side}{operand.index}_{u} = {code}"
 
 
 def _runs(side: str, u: int) -> list[str]:
-    """Whether an edge goes on with what its lane adds up, or ends that (`going`)."""
+    """Whether an edge continues the run of its lane, or ends it (`going`)."""
     lines = [f"to_{side}{u} = {_IDS[side]}{u}"]
     if u == 0:
         return [*lines, f"at_{side} = to_{side}0"]
@@ -145,12 +145,12 @@ def _runs(side: str, u: int) -> list[str]:
 
 
 def _value(recipe: EdgeRecipe, names: Names, k: int, u: int) -> str:
-    """Emit what an edge adds to an output; return its name."""
+    """Emit the contribution of an edge to an output; return its name."""
     output = recipe.outputs[k]
     name = value(recipe, names, output.formula, recipe.stored[k], recipe.lanes, f"at{u}")
     if output.reduce == "sum":
         return name
-    of = output.reduce if output.reduce != "winner" else recipe.raw[output.of]
+    of = output.reduce if output.reduce != "winner" else recipe.ordered[output.of]
     names.lines.append(f"b{k} = ordered({'-' if of == 'min' else ''}{name}, BITS)")
     if output.reduce == "winner":  # the first edge of the lowest source: the largest number
         number = f"(col{u}.to(tl.int64) << 32) | at{u}.to(tl.int64)"
@@ -162,7 +162,7 @@ def _value(recipe: EdgeRecipe, names: Names, k: int, u: int) -> str:
 
 
 def _add(recipe: EdgeRecipe, k: int, name: str, u: int) -> list[str]:
-    """Bring a value together with those of the edges before, or put these away."""
+    """Add a value to the run of its lane, or flush the run and start another."""
     side, reduce = recipe.outputs[k].side, recipe.outputs[k].reduce
     if u == 0:
         return [f"acc{k} = {name}"]
@@ -179,7 +179,7 @@ def _flush(recipe: EdgeRecipe, k: int) -> list[str]:
     lines = _spread(recipe, k, f"at_{output.side}", "going", f"acc{k}")
     if output.reduce == "sum":
         return [*lines, 'tl.atomic_add(place, spread, mask=mask, sem="relaxed")']
-    # Most edges change nothing: a load is cheaper, and what it reads is never too large.
+    # Most edges change nothing: a load is cheaper, and its value is never too large.
     return [
         *lines,
         "mask = mask & (spread > tl.load(place, mask=mask, other=0))",
@@ -195,7 +195,7 @@ def _store(recipe: EdgeRecipe, k: int, name: str, u: int) -> list[str]:
 
 
 def _spread(recipe: EdgeRecipe, k: int, row: str, ok: str, name: str) -> list[str]:
-    """`place`, `mask` and `spread`: where a value goes, and what of it, as a whole block."""
+    """`place`, `mask` and `spread`: pointer, mask and value of a store, as a whole block."""
     row, ok = f"{row}.to(tl.int64)[:, None, None]", f"{ok}[:, None, None]"
     to, mask = place(recipe, recipe.stored[k], row, [ok], recipe.outputs[k].formula)
     spread = f"tl.broadcast_to({name}, {block(recipe, recipe.lanes)})"

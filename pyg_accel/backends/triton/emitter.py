@@ -1,10 +1,9 @@
-"""What generated kernels have in common: blocks of columns, loads, values and where they belong.
+"""Shared parts of generated kernels: blocks of columns, loads, values and stores.
 
 A program has blocks [edges, heads, columns]; operands and values broadcast as
-[edges, heads | 1, columns | 1]. What goes over the edges differs: the rows of a CSR form
-(:mod:`.rows_codegen`), or an edge list (:mod:`.edges_codegen`). Kernels are ordinary text, in a
-place where Python's tools (and Triton) look for source, so that tracebacks and
-``inspect.getsource`` show it.
+[edges, heads | 1, columns | 1]. Kernels go over the rows of a CSR matrix (:mod:`.rows_codegen`) or
+an edge list (:mod:`.edges_codegen`). Their source is in :mod:`linecache`, where tracebacks,
+``inspect.getsource`` and Triton look it up.
 """
 
 import linecache
@@ -26,7 +25,7 @@ _lock = threading.Lock()
 def build(
     name: str, parameters: list[str], recipe: Recipe, types: list[str], body: list[str]
 ) -> Any:
-    """Return the Triton function of this name and body."""
+    """Return the Triton function with a name and a body."""
     import triton
     import triton.language as tl
 
@@ -49,7 +48,7 @@ def build(
 
 
 def column_lines(recipe: Recipe, piece: str = "") -> list[str]:
-    """`h` and `w`, and which of them exist; ``piece`` names the slice of all programs."""
+    """`h` and `w`, and their masks; ``piece`` names the slice of all programs."""
     split = recipe.slices > 1 and not piece
     head = f"tl.program_id(1) // {recipe.slices}" if split else "tl.program_id(1)"
     piece = piece or f"(tl.program_id(1) % {recipe.slices})"
@@ -69,13 +68,13 @@ def block(recipe: Recipe, edges: int) -> str:
 
 
 def shape(recipe: Recipe, kind: str, edges: int | str) -> str:
-    """Return the shape of the part of an output that a program has."""
+    """Return the shape of a program's part of an output."""
     heads, width = SIZES[kind]
     return f"[{edges}, {recipe.heads if heads > 1 else 1}, {recipe.columns if width > 1 else 1}]"
 
 
 def _inner(recipe: Recipe, kind: str) -> str:
-    """Where the columns of a row lie."""
+    """Offsets of the columns of a row."""
     if kind == "full":
         single = recipe.blocks == recipe.heads == 1
         return "w" if single else f"(h * (width * {recipe.unit}) + w)"
@@ -97,11 +96,11 @@ def load(
     Args:
         recipe: of the kernel.
         i: the operand.
-        row: name of the rows that are read.
-        ok: name of what says which of them exist; empty if all do.
+        row: name of the rows to read.
+        ok: name of their mask; empty if all exist.
         scalar: ``row`` is one row.
         cast: to the dtype of sums.
-        other: what is read where nothing is.
+        other: the value of masked elements.
     """
     kind, unit = recipe.kinds[i], recipe.aligned[i]
     # A 32-bit product costs one instruction, a 64-bit one five.
@@ -109,7 +108,7 @@ def load(
     rows = f"{rows} * (x{i}_stride * {unit})" if unit else rows
     tail = ".to(ACC)" * cast
     if kind == "number" or (kind == "head" and recipe.heads == 1):
-        # Read along the edges alone, or each thread would read it many times.
+        # Read along the edges only, or each thread would read it many times.
         head = " + head" * (kind == "head")
         mask = f", mask={ok}, other={other}" if ok and not scalar else ""
         return f"tl.load(x{i}_ptr + {rows}{head}{mask}){tail}" + "[:, None, None]" * (not scalar)
@@ -121,19 +120,19 @@ def load(
 
 
 def operands_read(formulas: list[Formula]) -> list[Operand]:
-    """Operands of formulas, each once."""
+    """Return the operands of formulas, each once."""
     return list(dict.fromkeys(o for formula in formulas for o in operands_of(formula)))
 
 
 def selectors(formulas: list[Formula]) -> set[Formula]:
-    """Operands that are numbers of edges."""
+    """Return the operands that are numbers of edges."""
     return {o for formula in formulas for o in index_operands(formula)}
 
 
-def names_of(recipe: Recipe, known: dict[Formula, str], suffix: str) -> Names:
-    """Names in which sums over the width are sums of a block."""
+def names_of(recipe: Recipe, computed: dict[Formula, str], suffix: str) -> Names:
+    """Return names with which sums over the width are sums of a block."""
     inner = "{x}" if recipe.even_width else "tl.where(w_ok, {x}, 0.0)"
-    return Names(dict(known), suffix, summed=f"tl.sum({inner}, axis=2, keep_dims=True)")
+    return Names(dict(computed), suffix, summed=f"tl.sum({inner}, axis=2, keep_dims=True)")
 
 
 def value(recipe: Recipe, names: Names, formula: Formula, kind: str, edges: int, edge: str) -> str:
@@ -141,8 +140,8 @@ def value(recipe: Recipe, names: Names, formula: Formula, kind: str, edges: int,
 
     Args:
         recipe: of the kernel.
-        names: of what is there.
-        formula: to compute, of which dimensions that the output lacks are summed.
+        names: of computed values.
+        formula: to compute; dimensions that the output lacks are summed.
         kind: shape of the output.
         edges: of the block.
         edge: name of the edge numbers.
@@ -160,15 +159,15 @@ def value(recipe: Recipe, names: Names, formula: Formula, kind: str, edges: int,
 def place(
     recipe: Recipe, kind: str, row: str, ok: list[str], formula: Formula | None = None
 ) -> tuple[str, str]:
-    """Where the rows of an output lie behind its pointer, and the mask of what goes there.
+    """Return the offsets of the rows of an output, and the mask of the store.
 
     Args:
         recipe: of the kernel.
         kind: shape of the output.
         row: code of the rows, [edges, 1, 1].
         ok: masks of the rows.
-        formula: of the values, if they are stored from whole blocks: narrow ones leave from the
-            threads that hold the first column, so that no new layout is made for them.
+        formula: of the values, if they are stored from whole blocks: the threads of the first
+            column store narrow values, which avoids a new layout.
     """
     whole = f"(width * {recipe.unit})"
     stride = {"full": f"(heads * {whole})", "head": "heads", "feature": whole, "number": "1"}[kind]

@@ -23,39 +23,39 @@ _LONGEST_PRODUCT = 8  # larger whole powers go through the logarithm
 
 @dataclass
 class Names:
-    """Values that a kernel has computed already, and names for new ones."""
+    """Computed values of a kernel, and names for new ones."""
 
-    known: dict[Formula, str]
+    computed: dict[Formula, str]
     suffix: str
     lines: list[str] = field(default_factory=list)
-    summed: str = ""  # code of the sum of {x} over the width, where a kernel has the whole width
+    summed: str = ""  # code of the sum of {x} over the width, if a program has the whole width
 
     def new(self, code: str, node: Formula) -> str:
         """Assign code to a fresh name."""
-        name = f"t{len(self.known)}_{self.suffix}"
+        name = f"t{len(self.computed)}_{self.suffix}"
         self.lines.append(f"{name} = {code}")
-        self.known[node] = name
+        self.computed[node] = name
         return name
 
 
 def number(value: float) -> str:
-    """A float as Triton reads it."""
+    """Return a float as a literal of Triton."""
     finite = value == value and value not in (float("inf"), float("-inf"))
     return repr(value) if finite else f'float("{value}")'
 
 
 def emit(node: Formula, names: Names, edge: str) -> str:
-    """Append what computes a formula, and return the name of its value.
+    """Append the computation of a formula, and return the name of its value.
 
-    Operands must be known. Equal parts are computed once.
+    Operands must be computed. Equal parts are computed once.
 
     Args:
         node: a formula; without sums over the width unless ``names`` says how to compute them.
-        names: of what is there; new values are added.
+        names: of computed values; new values are added.
         edge: name of the edge numbers, for ``sel``.
     """
-    if node in names.known:
-        return names.known[node]
+    if node in names.computed:
+        return names.computed[node]
     match node:
         case Const(value=value):
             return names.new(f"tl.full([1, 1, 1], {number(value)}, ACC)", node)
@@ -91,7 +91,7 @@ def _power(x: str, value: float) -> str:
 
 
 def per_target(formula: Formula) -> Iterator[Formula]:
-    """Yield the largest parts that are the same for all edges of a target."""
+    """Yield the largest parts that are equal for all edges of a target."""
     if _of_target(formula):
         yield formula
         return
@@ -106,7 +106,7 @@ def _of_target(formula: Formula) -> bool:
 
 
 def keeps_zero(formula: Formula) -> bool:
-    """Whether the message of an entry that is not there, whose operands read as 0, is 0."""
+    """Whether the message of an absent entry, whose operands read as 0, is 0."""
     match formula:
         case Operand(side=side):
             return side != "v"
@@ -124,7 +124,7 @@ def keeps_zero(formula: Formula) -> bool:
 
 
 def stays_finite(formula: Formula) -> bool:
-    """Return whether zeros in place of an entry's operands give a finite number."""
+    """Return whether operands of zero give a finite number."""
     match formula:
         case Unary(op="exp" | "log" | "sqrt" | "pow"):
             return False

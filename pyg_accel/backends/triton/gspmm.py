@@ -20,7 +20,7 @@ __all__ = ["bind", "run"]
 def run(
     csr: CSR, formula: Formula, operands: list[Tensor], reduces: list[str], *, want_arg: bool
 ) -> list[Tensor]:
-    """Run a call by itself; sums over the width that are inside a formula are computed first."""
+    """Run a single call; sums over the width inside of a formula are computed first."""
     if has_sum(formula):
         operands = list(operands)
         if isinstance(formula, Sum) and reduces == ["none"]:
@@ -36,10 +36,10 @@ def run(
 def bind(
     csr: CSR, formula: Formula, operands: list[Tensor], reduces: list[str], *, want_arg: bool
 ) -> Callable[[CSR], Launch]:
-    """Return what launches calls like this one."""
+    """Return a function that launches similar calls."""
     if has_sum(formula):
         return lambda csr: Launch(
-            lambda given: run(csr, formula, given, reduces, want_arg=want_arg), listed=True
+            lambda operands: run(csr, formula, operands, reduces, want_arg=want_arg), listed=True
         )
     summed = "none" not in reduces
     if summed and (wide := rows_to_pad([formula], operands, csr.col.numel(), csr.num_rows)):
@@ -69,7 +69,7 @@ def _bind_padded(
     csr: CSR, formula: Formula, operands: list[Tensor], reduces: list[str], wide: list[int], *,
     want_arg: bool,
 ) -> Callable[[CSR], Launch]:  # fmt: skip
-    """Return what makes the call on padded features, and returns its own columns."""
+    """Return a function that makes the call on padded features, and drops the padding."""
     width = operands[wide[0]].size(2)
     bound = bind(csr, formula, fill(operands, wide), reduces, want_arg=want_arg)
 
@@ -81,20 +81,20 @@ def _bind_padded(
 
 
 def _without_sums(
-    csr: CSR, formula: Formula, operands: list[Tensor], found: dict[Formula, Formula]
+    csr: CSR, formula: Formula, operands: list[Tensor], replaced: dict[Formula, Formula]
 ) -> Formula:
     """Compute the sums over the width inside a formula, E x H each; append them to the operands."""
-    if formula in found:
-        return found[formula]
-    changed = map_children(formula, lambda part: _without_sums(csr, part, operands, found))
+    if formula in replaced:
+        return replaced[formula]
+    changed = map_children(formula, lambda part: _without_sums(csr, part, operands, replaced))
     if not isinstance(changed, Sum):
         return changed
     if _width(changed.arg, operands) == 1:
         return changed.arg
     dtype = accumulate_dtype(tuple(t.dtype for t in operands))
     operands.append(_dot(csr, changed.arg, operands, dtype))
-    found[formula] = Operand("e", len(operands) - 1)
-    return found[formula]
+    replaced[formula] = Operand("e", len(operands) - 1)
+    return replaced[formula]
 
 
 def _width(formula: Formula, operands: list[Tensor]) -> int:

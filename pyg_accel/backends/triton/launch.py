@@ -1,9 +1,9 @@
-"""How rows, edges and columns are divided among programs: tiles, and the table they come from.
+"""Divides rows, edges and columns among programs: tiles, from a table of parameters.
 
 A program holds a tile of ``rows * lanes`` edges by ``columns`` features. Each row has ``lanes``
-edges side by side and ``unroll`` of those in flight; short rows share a program, a long one has a
-program, or several, to itself. Column slices are as wide as the L2 cache lets the rows of X that
-all programs read at a time stay resident.
+parallel edges, unrolled ``unroll`` times; short rows share a program, a long row has one program or
+several. Slices of columns are so narrow that the L2 cache holds the rows of X that all programs
+read at a time.
 """
 
 import json
@@ -25,11 +25,11 @@ __all__ = [
 
 TABLE = Path(__file__).with_name("launch.json")
 WARP = 32
-# Measured on an H200: what gathers reach of the bandwidth of the memory, and of the L2 per
-# multiprocessor and clock; what a pass over all rows costs a row; and the part of the L2 that
+# Measured on an H200: the bandwidth of gathers relative to the memory, and to the L2 per
+# multiprocessor and clock; the cost of a pass per row; and the part of the L2 that
 # gathered features have to themselves.
 HBM_PART, L2_BYTES_A_CLOCK, ROW_SECONDS, L2_PART = 0.875, 34.4, 4e-10, 0.8
-# Of attention: columns of a program, and registers a thread for what the edges of a tile read.
+# Of attention: columns of a program, and registers per thread for loads of the edges of a tile.
 ATTENTION_COLUMNS, ATTENTION_REGISTERS = 256, 32
 # Mean entries a row, upper ends: very short rows, short rows, long rows.
 DEGREE_CLASSES = (("tiny", 8), ("short", 40), ("long", float("inf")))
@@ -37,11 +37,11 @@ DEGREE_CLASSES = (("tiny", 8), ("short", 40), ("long", float("inf")))
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """A program's share of the work.
+    """The part of the work of a program.
 
     Attributes:
         rows: of the output.
-        lanes: edges of each row side by side.
+        lanes: parallel edges of each row.
         columns: features.
         unroll: loads of an edge tile that are in flight together.
         split: rows longer than this are cut into pieces.
@@ -62,7 +62,7 @@ class Tile:
 def table(device: str) -> dict[str, dict[str, int]]:
     """Return the launch parameters of a device.
 
-    They are those that the shipped file has for it, else those of an H200.
+    They are from the shipped file; for other devices, of an H200.
 
     ``<degree class>-<bytes of an element>`` gives ``passes`` (16-byte loads a thread and edge
     tile), ``lanes`` (1 if absent), ``unroll``, ``split``, ``piece``, the most ``columns`` of a
@@ -94,15 +94,15 @@ def choose_tile(
     """Return the tile for a call.
 
     Args:
-        device: what it runs on.
+        device: the device.
         num_rows: rows of the graph.
         num_cols: rows of the gathered features.
         num_edges: entries.
         columns: features a row, heads included.
         itemsize: bytes of one.
         gathers: wide operands that are read for each edge.
-        resident: those of them that are read again for other edges.
-        states: numbers that a program keeps for each element (accumulators, winners).
+        resident: wide operands that are read again for other edges.
+        states: numbers of a program for each element (accumulators, winners).
         dot: messages are summed over the width, slice after slice.
     """
     mean = num_edges / max(num_rows, 1)
@@ -124,7 +124,7 @@ def choose_tile(
         return Tile(1, lanes, width, unroll, entry["split"], entry["piece"])
     passes = _floor_power(entry["passes"] // wide)
     lanes = entry.get("lanes", 1)
-    if width <= 8:  # one row would leave the lanes of a load far apart
+    if width <= 8:  # with one lane per row, the addresses of a load would be far apart
         lanes = max(lanes, min(degree // 2, side_by_side // 2), 1)
     rows = max(side_by_side * passes // lanes, 1)
     unroll = max(1, min(entry["unroll"] // max(gathers, 1), _ceil_power(mean)))
@@ -143,12 +143,12 @@ def attention_tile(
     resident: int,
     by_edge: bool,
 ) -> tuple[Tile, int]:
-    """Return the tile of attention, whose ``columns`` are those of one head, and its heads.
+    """Return the tile of attention, with the ``columns`` of one head, and its number of heads.
 
-    Several heads share a program where one would leave threads without work, where the features of
-    one do not stay in the L2 anyway, and where edges read or leave a few numbers of all heads
-    (``by_edge``), which lie side by side. Long rows find what half stays. The other arguments are
-    those of :func:`choose_tile`.
+    Several heads share a program if one head would leave threads idle, if the features of one head
+    do not fit the L2 anyway, or if edges read or write a few numbers of all heads (``by_edge``),
+    which are contiguous. For long rows half of the features in the L2 suffices. See
+    :func:`choose_tile` for the other arguments.
     """
     mean = num_edges / max(num_rows, 1)
     kind = degree_class(mean)
@@ -173,7 +173,7 @@ def attention_tile(
 def _slice(
     device: Gpu, columns: int, itemsize: int, working_set: int, entry: dict[str, int]
 ) -> int:
-    """Columns that are worked on at a time; `working_set` is the bytes of one of them."""
+    """Return the columns per slice; `working_set` is the bytes of one column."""
     whole, most = _ceil_power(columns), entry["columns"]
     if working_set == 0:
         return min(whole, most)
@@ -181,7 +181,7 @@ def _slice(
     fits = device.l2_bytes * entry["resident"] // 100 // working_set
     if fits >= line:
         return min(whole, _floor_power(fits), most)
-    if 2 * fits >= line:  # most of it stays
+    if 2 * fits >= line:  # half of it fits
         return min(whole, line)
     return min(whole, most)
 
@@ -189,7 +189,7 @@ def _slice(
 def _dot_slice(
     device: Gpu, rows: int, edges: int, columns: int, itemsize: int, working_set: int, moved: int
 ) -> int:
-    """Columns of a dot that are worked on at a time; `moved` is the bytes that all edges gather.
+    """Return the columns per slice of a dot; `moved` is the bytes that all edges gather.
 
     Slices that stay in the L2 save HBM traffic, but each goes over all rows and edges, and reads
     and writes their partial sums.
@@ -199,9 +199,9 @@ def _dot_slice(
 
     def seconds(width: int) -> float:
         parts = -(-columns // width)
-        kept = min(device.l2_bytes * L2_PART / max(working_set * width, 1), 1.0)
+        cached = min(device.l2_bytes * L2_PART / max(working_set * width, 1), 1.0)
         each = edges * 12 / hbm + rows * ROW_SECONDS if parts > 1 else 0.0
-        return moved * ((1 - kept) / hbm + kept / l2) + parts * each
+        return moved * ((1 - cached) / hbm + cached / l2) + parts * each
 
     narrow = min(whole, 128 // itemsize)
     widths = [narrow << i for i in range((whole // narrow).bit_length())]
@@ -215,7 +215,7 @@ def piece_tile(tile: Tile, itemsize: int, gathers: int) -> Tile:
 
 
 def combine_tile(tile: Tile) -> Tile:
-    """Return the tile for putting pieces together, over the same columns."""
+    """Return the tile for combining pieces, over the same columns."""
     return Tile(1, max(WARP * 16 // tile.columns, 1), tile.columns, 1, tile.split, tile.piece)
 
 

@@ -8,13 +8,13 @@ from torch import Tensor
 
 __all__ = ["launch", "type_of"]
 
-# Compiled kernels by what Triton's compiler looks at. Triton keeps such a table too; finding a
-# kernel in it takes several times as long as launching.
+# Compiled kernels by the properties of arguments that Triton specialises on. A look-up in Triton's
+# table takes several times as long as launching.
 _compiled: dict[tuple[Any, ...], Any] = {}
 
 
 def type_of(dtype: torch.dtype) -> Any:
-    """Return what Triton calls a dtype."""
+    """Return Triton's name of a dtype."""
     import triton.language as tl
 
     return getattr(tl, str(dtype).removeprefix("torch."))
@@ -38,7 +38,7 @@ def launch(
         constants: compile-time arguments, by name: the last of the kernel's parameters.
 
     Returns:
-        What Triton compiled; None where it interprets.
+        The compiled kernel; None in the interpreter.
     """
     where = arguments[0].device
     if where.type != "cuda":
@@ -47,14 +47,14 @@ def launch(
     if where.index != torch.cuda.current_device():
         with torch.cuda.device(where):
             return launch(kernel, grid, arguments, warps=warps, **constants)
-    # What of an argument the compiled code depends on.
-    looked_at = [
+    # Triton specialises on these properties.
+    properties = [
         (a.dtype, a.data_ptr() % 16 == 0)
         if isinstance(a, Tensor)
         else None if a is None else (-(2**31) <= a < 2**31, a == 1, a % 16 == 0)
         for a in arguments
     ]  # fmt: skip
-    key = (kernel, where.index, warps, *constants.values(), *looked_at)
+    key = (kernel, where.index, warps, *constants.values(), *properties)
     compiled = _compiled.get(key)
     if compiled is None:
         compiled = kernel[grid](*arguments, num_warps=warps, num_stages=1, **constants)

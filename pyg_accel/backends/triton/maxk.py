@@ -12,8 +12,8 @@ __all__ = ["run"]
 
 THREAD_FEATURES = 8  # in registers
 MOST_WARPS = 32
-GUESSES = 6  # steps of the search that look at values; those after them halve what is left
-# Integers of the size of a float, those to compare with, all bits but the sign, and infinity's.
+GUESSES = 6  # steps of the search that read values; later steps halve the range
+# Integer of the size of a float, integer to compare, all bits except the sign, bits of infinity.
 BITS = {
     torch.float64: (tl.int64, tl.int64, 2**63 - 1, 0x7FF0 << 48),
     torch.float32: (tl.int32, tl.int32, 2**31 - 1, 0x7F80 << 16),

@@ -1,9 +1,9 @@
-"""Rows of features that are no multiple of 16 bytes: copied to rows that are.
+"""Copies rows of features to rows of a multiple of 16 bytes.
 
-A thread loads 16 bytes at a time where all rows begin at a multiple of that, and one element where
-they do not. On an H200 a weighted sum over the reddit-like graph (115 million edges, 41 columns of
-float32) takes 11.0 ms as it is and 3.7 ms with the copies, which move 80 MB; of 7 columns 1.9 and
-1.0 ms, of 602 79 and 46 ms. Attention gains less: GATConv with 41 columns 8.1 and 5.2 ms.
+A thread loads 16 bytes at a time if all rows begin at a multiple of 16 bytes, otherwise one
+element. On an H200 a weighted sum over the reddit-like graph (115 million edges, 41 columns of
+float32) takes 11.0 ms without and 3.7 ms with the copies, which move 80 MB; with 7 columns 1.9 and
+1.0 ms, with 602 79 and 46 ms. Attention gains less: GATConv with 41 columns 8.1 and 5.2 ms.
 """
 
 from collections.abc import Sequence
@@ -18,18 +18,18 @@ from pyg_accel.formula.functions import FUNCTIONS
 __all__ = ["cut", "fill", "padded", "pays", "rows_to_pad"]
 
 UNIT = 16  # bytes of a load
-LEAST = 2**25  # numbers that edges gather: fewer are summed before the copies are launched
-ENTRIES_A_ROW = 4  # for each row that is copied, of sums
-LONG_ROW = 1024  # bytes from which on a sum without weights loses 12%: 43 ms and 48 of 602 columns
+LEAST = 2**25  # gathered numbers: fewer are summed before the copies are launched
+ENTRIES_A_ROW = 4  # least entries per copied row, for sums
+LONG_ROW = 1024  # bytes: a sum of longer rows without weights loses 12% (602 columns: 43 and 48 ms)
 
 
 def padded(t: Tensor, size: int | None = None) -> Tensor:
-    """Return features [N, H, F] with zeros behind each head, so that it fills its last load.
+    """Return features [N, H, F] with zeros after each head, so that it fills its last load.
 
     Args:
         t: features [N, H, F].
-        size: bytes of the smallest of the numbers that it meets, which all need the same width; by
-            default of its own.
+        size: element size of the narrowest operand of a formula, as all need one width; by default
+            of ``t``.
     """
     missing = -t.size(2) % (UNIT // (size or t.element_size()))
     return torch.nn.functional.pad(t, (0, missing))
@@ -42,7 +42,7 @@ def pays(t: Tensor, entries: int, num_rows: int, a_row: int | None = None) -> bo
         t: features [N, H, F].
         entries: rows that are gathered.
         num_rows: of the sums.
-        a_row: entries for each row that is copied, at least; by default ENTRIES_A_ROW.
+        a_row: least entries per copied row; by default ENTRIES_A_ROW.
     """
     size, (_, heads, width) = t.element_size(), t.shape
     distance = t.stride(0) if t.size(0) > 1 else 0  # stride(0) is undefined for one row
@@ -58,12 +58,12 @@ def rows_to_pad(
     formulas: Sequence[Formula], operands: Sequence[Tensor], entries: int, num_rows: int,
     a_row: int | None = None,
 ) -> list[int]:  # fmt: skip
-    """Return the operands to pad where formulas are summed over the targets; none if none pays.
+    """Return the operands to pad for formulas that are summed over the targets; empty if none pays.
 
-    Features of edges are not copied: each of their rows is read once. The last three arguments are
-    those of :func:`pays`.
+    Features of edges are not copied: each row is read once. The last three arguments are for
+    :func:`pays`.
     """
-    if entries * max(t.size(1) * t.size(2) for t in operands) < LEAST:  # asked first: it is cheap
+    if entries * max(t.size(1) * t.size(2) for t in operands) < LEAST:  # a cheap test
         return []
     row = max(t.size(1) * t.size(2) * t.element_size() for t in operands)
     if row > LONG_ROW and all(isinstance(formula, Operand) for formula in formulas):
@@ -83,14 +83,14 @@ def rows_to_pad(
 
 
 def _adds_zeros(formula: Formula, wide: Sequence[int]) -> bool:
-    """Whether sums over the width that are inside of a formula stay what they are."""
+    """Whether padding does not change sums over the width inside of a formula."""
     if isinstance(formula, Sum):
         return _is_zero(formula.arg, wide)
     return all(_adds_zeros(part, wide) for part in children(formula))
 
 
 def _is_zero(formula: Formula, wide: Sequence[int]) -> bool:
-    """Whether a formula is 0 in columns in which the wide operands are."""
+    """Whether a formula is 0 in columns in which the wide operands are 0."""
     match formula:
         case Operand(index=index):
             return index in wide
@@ -107,11 +107,11 @@ def _is_zero(formula: Formula, wide: Sequence[int]) -> bool:
 
 
 def fill(operands: Sequence[Tensor], wide: Sequence[int]) -> list[Tensor]:
-    """Return operands of which some are padded."""
+    """Return operands, some of them padded."""
     size = min(operands[i].element_size() for i in wide)  # winners are no floats
     return [padded(t, size) if i in wide else t for i, t in enumerate(operands)]
 
 
 def cut(out: Tensor, width: int) -> Tensor:
-    """Return the columns of a result that are not those of zeros."""
+    """Return the columns of a result without padding."""
     return out[..., :width].contiguous()

@@ -40,6 +40,7 @@ __all__ = [
     "make_plan",
     "name_of",
     "operand_shape",
+    "renumbered",
     "seen",
     "vector_unit",
 ]
@@ -54,24 +55,24 @@ class OperandFacts(NamedTuple):
 
 
 def seen(t: Tensor) -> OperandFacts:
-    """Look at an operand."""
+    """Return the properties of an operand."""
     rows, heads, width = t.shape
     return OperandFacts((rounded(rows), heads, width), t.stride(0), t.dtype)
 
 
 class GraphFacts(NamedTuple):
-    """What kernels depend on of a graph; sizes are rounded."""
+    """Properties of a graph that select a kernel; sizes are rounded."""
 
     num_rows: int
     num_cols: int
     entries: int
     wide: bool  # positions of entries are 64-bit
-    numbered: bool  # entries have numbers of their own
+    numbered: bool  # entries have edge numbers (eid)
     device: Gpu
 
 
 def graph_facts(csr: CSR) -> GraphFacts:
-    """Look at a graph."""
+    """Return the properties of a graph."""
     rowptr, entries = csr.rowptr, csr.col.numel()
     wide = rowptr.dtype == torch.int64 or entries >= INT32_ENTRIES
     numbered = csr.eid is not None
@@ -82,13 +83,13 @@ def graph_facts(csr: CSR) -> GraphFacts:
 
 
 def device_facts(tensor: Tensor) -> Gpu:
-    """Return what the division of work asks of a tensor's device."""
+    """Return the properties of a tensor's device for the division of work."""
     return gpu_of(tensor.device.index) if tensor.is_cuda else INTERPRETED
 
 
 @lru_cache(maxsize=4096)
 def extent_of(formula: Formula, shapes: tuple[tuple[int, ...], ...]) -> tuple[int, int]:
-    """(heads, width) of what a formula without sums computes of operands [rows, H, F]."""
+    """Return (heads, width) of a formula without sums, for operands [rows, H, F]."""
     sizes = {i: (shape[1], shape[2]) for i, shape in enumerate(shapes)}
     heads, width = shape_of(formula, sizes)
     for o in operands_of(formula):  # the winners that `sel` reads
@@ -98,7 +99,7 @@ def extent_of(formula: Formula, shapes: tuple[tuple[int, ...], ...]) -> tuple[in
 
 
 def accumulate_dtype(dtypes: tuple[torch.dtype, ...]) -> torch.dtype:
-    """Return what is added up in."""
+    """Return the dtype of sums."""
     return torch.float64 if torch.float64 in dtypes else torch.float32
 
 
@@ -183,19 +184,19 @@ def make_plan(
     """Return the plan of a pass.
 
     Args:
-        outputs: what it computes; of edges, also sums over the width.
+        outputs: the outputs; for edges, also sums over the width.
         operands: of their formulas.
         graph: to go over.
         score: of softmax; see :class:`RowRecipe`.
-        winners: how those of maxima are numbered; empty if they are not needed.
-        infinite: operand that entries which are not there read as infinity.
-        whole: programs hold whole heads, of which formulas have sums.
+        winners: numbering of the winners of maxima; empty if they are not needed.
+        infinite: operand that reads as infinity for absent entries.
+        whole: programs hold whole heads, over which formulas sum.
     """
     formulas = [output.formula for output in outputs] + ([] if score is None else [score])
     used = tuple(dict.fromkeys(o.index for f in formulas for o in operands_of(f)))
     indices = any(map(index_operands, formulas))
     operands = tuple(operands[i] for i in used)
-    outputs, score = _renumbered(outputs, used), score and _moved(score, used)
+    outputs, score = renumbered(outputs, used), score and _moved(score, used)
     sizes = [o.shape[1:] for o in operands] + [output.shape for output in outputs]
     heads, width = (max((size[d] for size in sizes), default=1) for d in (0, 1))
     dot = not whole and any(output.shape[1] < width for output in outputs if output.side == "e")
@@ -240,11 +241,11 @@ def _moved(formula: Formula, used: tuple[int, ...]) -> Formula:
     return map_operands(formula, lambda o: Operand(o.side, used.index(o.index)))
 
 
-def _renumbered(outputs: tuple[Output, ...], used: tuple[int, ...]) -> tuple[Output, ...]:
-    """Outputs of the operands that are used, without what kernels do not depend on."""
+def renumbered(outputs: tuple[Output, ...], used: tuple[int, ...]) -> tuple[Output, ...]:
+    """Return outputs with operands numbered as in ``used``, without facts that no kernel reads."""
     return tuple(
-        replace(output, formula=_moved(output.formula, used), trailing=(), kept=True, wide=False,
-                of=used.index(output.of) if output.of >= 0 else -1)
+        replace(output, formula=_moved(output.formula, used), trailing=(), returned=True,
+                wide=False, of=used.index(output.of) if output.of >= 0 else -1)
         for output in outputs
     )  # fmt: skip
 
@@ -252,7 +253,7 @@ def _renumbered(outputs: tuple[Output, ...], used: tuple[int, ...]) -> tuple[Out
 def _flat(
     operands: tuple[OperandFacts, ...], outputs: tuple[Output, ...], heads: int, width: int
 ) -> tuple[tuple[OperandFacts, ...], tuple[Output, ...]]:
-    """All heads as one, where no operand tells them apart."""
+    """Merge all heads into one, for operands that do not distinguish heads."""
 
     def flat(size: tuple[int, ...]) -> tuple[int, int]:
         return (1, heads * width) if size == (heads, width) else (1, 1)
@@ -280,7 +281,7 @@ def _tiles(
     whole: bool,
     dot: bool,
 ) -> tuple[Tile, Tile, int]:
-    """The tile of rows, with columns of one head, that of pieces, and the heads of a program."""
+    """Return the tiles of rows (columns of one head) and of pieces, and the heads of a program."""
     heads, width = extent
     moving = [i for i, s in enumerate(shapes) if s.kind in ("full", "feature") and sides[i] != "v"]
     gathers, resident = max(len(moving), 1), sum(sides[i] == "u" for i in moving)
@@ -311,7 +312,7 @@ def _tiles(
 
 
 def _with_heads(tile: Tile, heads: int) -> Tile:
-    """A tile with so many times as many columns and fewer edges."""
+    """Return a tile for several heads, with fewer edges."""
     if tile.rows == 1:
         return replace(tile, lanes=max(tile.lanes // heads, 1))
     return replace(tile, rows=max(tile.rows // heads, 1))

@@ -1,4 +1,4 @@
-"""Everything that the text of a generated kernel depends on, as data."""
+"""The inputs of the text of a generated kernel, as data."""
 
 from dataclasses import dataclass
 
@@ -10,22 +10,16 @@ __all__ = ["SIZES", "EdgeRecipe", "Recipe", "RowRecipe", "State"]
 
 # (heads, width) of a kind of operand or output, 2 for more than one.
 SIZES = {"full": (2, 2), "head": (2, 1), "feature": (1, 2), "number": (1, 1)}
-_STATES = {
-    "sum": "total",
-    "mean": "total",
-    "sqsum": "squares",
-    "prod": "product",
-    "max": "most",
-    "min": "least",
-}
+_STATES = {"sum": "total", "mean": "total", "sqsum": "squares", "prod": "product", "max": "most",
+           "min": "least"}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """What all kernels depend on: blocks of edges by ``heads`` by ``columns``.
+    """Parameters of all kernels: blocks of edges by ``heads`` by ``columns``.
 
     Attributes:
-        outputs: what a kernel computes, of its operands 0, 1, ...
+        outputs: outputs of a kernel, as formulas of its operands 0, 1, ...
         stored: the shape of each output, like ``kinds``.
         kinds: of each operand: ``full``, ``head`` [rows, H, 1], ``feature`` [rows, 1, F] or
             ``number`` [rows, 1, 1].
@@ -57,30 +51,30 @@ class Recipe:
     accumulate: str
 
     def size_of(self, formula: Formula) -> tuple[int, int]:
-        """(heads, width) of what a formula computes, 2 for more than one."""
+        """(heads, width) of the value of a formula, 2 for more than one."""
         return shape_of(formula, {i: SIZES[kind] for i, kind in enumerate(self.kinds)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EdgeRecipe(Recipe):
-    """Of a kernel that goes over the edges of an edge list.
+    """Parameters of a kernel over an edge list.
 
     Attributes:
-        raw: of each operand: ``max`` or ``min`` for bits that a pass with that reduction left.
+        ordered: of each operand: ``max`` or ``min`` for bits from a pass with this reduction.
         lanes: edges of a program side by side.
         unroll: neighbouring edges of each lane.
-        loops: nodes have a self-loop each, in place of all in the edge list.
-        traps: ids of nodes that do not exist are an error on the device.
+        loops: each node has one self-loop, which replaces all in the edge list.
+        traps: invalid ids of nodes are an error on the device.
     """
 
-    raw: tuple[str, ...]
+    ordered: tuple[str, ...]
     lanes: int
     unroll: int
     loops: bool = False
     traps: bool = False
 
     def is_atomic(self, k: int) -> bool:
-        """Whether several edges or programs add to one element of an output, which is 0 before."""
+        """Whether several edges or programs add to one element of an output, initially 0."""
         if self.outputs[k].side != "e":
             return True
         heads, width = SIZES[self.stored[k]]
@@ -90,7 +84,7 @@ class EdgeRecipe(Recipe):
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """A block that a program over rows has until all entries of the row are read.
+    """A running value of a program over rows, while it reads the entries.
 
     Attributes:
         name: of the variable.
@@ -108,19 +102,19 @@ class State:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowRecipe(Recipe):
-    """Of a kernel that goes over the rows of a CSR form.
+    """Parameters of a kernel over the rows of a CSR matrix.
 
     Attributes:
-        score: outputs are weighted by the softmax of this; None if they are not.
+        score: outputs are weighted by its softmax; None for no weights.
         winners: positions (``at``), source ids (``col``) or none (``""``) of maxima and minima.
-        infinite: operand that entries which are not there read as infinity: by their formulas the
-            messages of such entries are 0 then. -1 if there is none.
-        adds: sums over the width are added to what earlier launches left, a slice each.
+        infinite: operand that reads as infinity for absent entries, so that the formula of their
+            message is 0; or -1.
+        adds: sums over the width are added to results of earlier launches, a slice each.
         tile: rows, lanes and unroll of a program.
-        tasks: ``rows``, ``order`` (rows in a given order) or ``pieces`` (of long rows, whose
-            results stay raw).
-        hubs: rows above the limit are left to others.
-        numbered: entries have edge numbers of their own.
+        tasks: ``rows``, ``order`` (rows in another order) or ``pieces`` (of long rows, with partial
+            results).
+        hubs: rows above the limit are skipped; pieces cover them.
+        numbered: entries have edge numbers (``eid``).
         position: dtype of positions in ``col``.
     """
 
@@ -136,7 +130,7 @@ class RowRecipe(Recipe):
 
     @property
     def states(self) -> tuple[State, ...]:
-        """What a program has for each row; a sum and a mean share theirs."""
+        """The states of a program for each row; a sum and a mean share one."""
         states: dict[object, State] = {}
         for k, output in enumerate(self.outputs):
             kind = "share" if self.score is not None else _STATES[output.reduce]
@@ -158,7 +152,7 @@ class RowRecipe(Recipe):
 
     @property
     def results(self) -> tuple[str, ...]:
-        """Names of what a kernel over whole rows stores, an element a row."""
+        """Names of the results of a kernel over whole rows."""
         names = [f"out{k}" for k, output in enumerate(self.outputs) if output.side != "e"]
         if self.score is not None:
             names.append("sums")

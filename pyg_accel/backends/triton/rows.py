@@ -24,9 +24,9 @@ class RowPass:
     """The launches of a pass.
 
     Args:
-        csr: a graph like those of every call.
-        outputs: what it computes.
-        operands: like those of every call, in dtypes, strides and trailing sizes.
+        csr: an example of the graphs of calls.
+        outputs: the outputs.
+        operands: examples of the operands: calls have their dtypes, strides and trailing sizes.
         options: of :func:`make_plan`.
     """
 
@@ -42,13 +42,13 @@ class RowPass:
                          for t, first in zip(read, gathered, strict=True)]  # fmt: skip
         recipe = plan.recipe
         types = {True: getattr(torch, recipe.position), False: getattr(torch, recipe.accumulate)}
-        self._raw = []
+        self._partial = []
         for state in recipe.states:
             heads, width = SIZES[state.shape]
             columns = (plan.heads if heads > 1 else 1) * (
                 plan.width * recipe.unit if width > 1 else 1
             )
-            self._raw.append((columns, types[state.kind.endswith("_at")]))
+            self._partial.append((columns, types[state.kind.endswith("_at")]))
         self._rows: dict[tuple[bool, bool], Kernel] = {}
 
     def append_to(
@@ -89,7 +89,7 @@ class RowPass:
         if pieces is None:
             return
         count = pieces.row.numel()
-        states = [sequence.scratch((count, columns), dtype) for columns, dtype in self._raw]
+        states = [sequence.scratch((count, columns), dtype) for columns, dtype in self._partial]
         cut = (pieces.row, pieces.begin, pieces.end)
         sequence.launch(self._over_pieces, (-(-count // piece_tile.rows), plan.programs),
                         (*arrays, *cut, *read, *states, *of_edges, count, *last))  # fmt: skip

@@ -1,8 +1,8 @@
-"""Kernels that go over the rows of a CSR form: gather, compute, reduce or store, in one pass.
+"""Kernels over the rows of a CSR matrix: gather, compute, reduce or store, in one pass.
 
-A program has ``rows`` rows, or pieces of long ones, with ``lanes`` entries of each side by side and
-``unroll`` of those behind one another. Softmax has a running maximum of the scores, by which sums
-fade when it rises.
+A program has ``rows`` rows, or pieces of long rows, with ``lanes`` entries of each in parallel,
+unrolled ``unroll`` times. Softmax is online: when the running maximum of the scores rises, sums are
+rescaled (they "fade").
 """
 
 from functools import lru_cache
@@ -102,13 +102,13 @@ def _entries(recipe: RowRecipe) -> list[str]:
     scalar = tile.rows == 1  # one row: its numbers are scalars
     operands, indices = operands_read(formulas), selectors(formulas)
     body = column_lines(recipe, "part" * recipe.adds) + _tasks(recipe)
-    known: dict[Formula, str] = {}
+    computed: dict[Formula, str] = {}
     for o in operands:
         if o.side == "v":
-            known[o] = f"v{o.index}"
+            computed[o] = f"v{o.index}"
             code = load(recipe, o.index, "row", "keep", scalar=scalar, cast=o not in indices)
-            body.append(f"{known[o]} = {code}")
-    invariants = names_of(recipe, known, "row")
+            body.append(f"{computed[o]} = {code}")
+    invariants = names_of(recipe, computed, "row")
     for part in dict.fromkeys(part for formula in formulas for part in per_target(formula)):
         emit(part, invariants, "")
     body += invariants.lines + _starts(recipe, _edges(recipe))
@@ -125,7 +125,7 @@ def _entries(recipe: RowRecipe) -> list[str]:
     body += [f"longest = {longest}", "step = 0", "while step < longest:"]
     moving = [o for o in operands if o.side != "v"]
     body += [f"    {line}" for line in _reads(recipe, moving, indices)]
-    body += [f"    {line}" for line in _step(recipe, invariants.known, moving)]
+    body += [f"    {line}" for line in _step(recipe, invariants.computed, moving)]
     body.append(f"    step += {tile.lanes * tile.unroll}")
     body += _fold(recipe)
     if recipe.tasks == "pieces":
@@ -143,10 +143,10 @@ def _starts(recipe: RowRecipe, edges: int) -> list[str]:
 
 
 def _clamps(recipe: RowRecipe) -> bool:
-    """Whether entries that a row lacks are read as its last one again, rather than as zeros.
+    """Whether absent entries of a row repeat its last entry, rather than read as zeros.
 
-    Then loads need no masks and no zeros to begin with, and maxima are what they are; sums have to
-    leave out what is there twice, which costs more than zeros where an entry's message is computed.
+    Then loads need no masks, and maxima are right. Sums must exclude repeated entries, which costs
+    more than zeros if the message of an entry is computed.
     """
     if recipe.score is not None or recipe.infinite >= 0:
         return False
@@ -163,14 +163,14 @@ def _reads(recipe: RowRecipe, moving: list[Operand], indices: set[Formula]) -> l
     edges = any(o.side == "e" for o in moving) or bool(indices)
     edges = edges or any(output.side == "e" for output in recipe.outputs)
     positions = bool(recipe.winners) or (edges and not recipe.numbered)
-    lines, loads = ["rest = left - step"], []
+    lines, loads = ["remaining = left - step"], []
     if gathers and not clamps:
         lines.append("col_here = col_at + step")
     if edges and recipe.numbered and not clamps:
         lines.append("eid_here = eid_at + step")
     for u in range(tile.unroll):
         far = f" + {u * tile.lanes}" if u else ""
-        lines.append(f"ok{u} = rest > {u * tile.lanes}")
+        lines.append(f"ok{u} = remaining > {u * tile.lanes}")
         if clamps:
             lines.append(f"at{u} = tl.minimum(offset + (step{far}), last)")
         elif positions:
@@ -192,11 +192,11 @@ def _reads(recipe: RowRecipe, moving: list[Operand], indices: set[Formula]) -> l
     return lines + loads
 
 
-def _step(recipe: RowRecipe, known: dict[Formula, str], moving: list[Operand]) -> list[str]:
+def _step(recipe: RowRecipe, computed: dict[Formula, str], moving: list[Operand]) -> list[str]:
     """The arithmetic of one pass of the loop; equal parts are computed once."""
     unroll = recipe.tile.unroll
     names = [
-        names_of(recipe, {**known, **{o: f"{o.side}{o.index}_{u}" for o in moving}}, str(u))
+        names_of(recipe, {**computed, **{o: f"{o.side}{o.index}_{u}" for o in moving}}, str(u))
         for u in range(unroll)
     ]
     lines = _scores(recipe, names) if recipe.score is not None else []
@@ -212,7 +212,7 @@ def _step(recipe: RowRecipe, known: dict[Formula, str], moving: list[Operand]) -
 
 
 def _scores(recipe: RowRecipe, names: list[Names]) -> list[str]:
-    """Scores of all edge tiles, the new maximum, then what there is fades."""
+    """Scores of all edge tiles, the new maximum, and the rescaling of earlier sums."""
     lines: list[str] = []
     assert recipe.score is not None
     for u, each in enumerate(names):
@@ -230,7 +230,7 @@ def _scores(recipe: RowRecipe, names: list[Names]) -> list[str]:
 
 
 def _message(recipe: RowRecipe, names: Names, k: int, u: int) -> list[str]:
-    """Store messages, or their sums over the width, where their edges lie."""
+    """Store messages, or their sums over the width, in the rows of their edges."""
     formula, kind, edges = recipe.outputs[k].formula, recipe.stored[k], _edges(recipe)
     name = value(recipe, names, formula, kind, edges, f"edge{u}")
     row = f"edge{u}.to(tl.int64)[:, None, None]"
@@ -241,7 +241,7 @@ def _message(recipe: RowRecipe, names: Names, k: int, u: int) -> list[str]:
 
 
 def _reduced(recipe: RowRecipe, names: Names, state: State, u: int) -> list[str]:
-    """Bring messages to a state."""
+    """Reduce messages into a state."""
     assert state.formula is not None
     name, kind, ok = state.name, state.kind, f"ok{u}[:, None, None]"
     message = value(recipe, names, state.formula, state.shape, _edges(recipe), f"edge{u}")
@@ -263,7 +263,7 @@ def _reduced(recipe: RowRecipe, names: Names, state: State, u: int) -> list[str]
 def _better(
     recipe: RowRecipe, name: str, kind: str, message: str, position: str, ok: str = ""
 ) -> list[str]:
-    """Take what is larger (smaller); of equal values the first."""
+    """Take the larger (smaller) value; ties go to the first."""
     sign, function = (">", "maximum") if kind == "most" else ("<", "minimum")
     if not recipe.winners:
         return [f"{name} = tl.{function}({name}, {message}, propagate_nan=tl.PropagateNan.ALL)"]
@@ -277,7 +277,7 @@ def _better(
 
 
 def _fold(recipe: RowRecipe) -> list[str]:
-    """Give every lane what all lanes of its row have together; shapes stay what they are."""
+    """Reduce the lanes of each row; every lane gets the result, and shapes are unchanged."""
     tile = recipe.tile
     if tile.lanes == 1:
         return []
@@ -321,7 +321,7 @@ def _at(row: str, scalar: bool) -> str:
 
 
 def _stores(recipe: RowRecipe, results: dict[str, State], *, whole: bool = False) -> list[str]:
-    """Store results, by the names of their pointers; ``whole`` rows are all there."""
+    """Store results, by the names of their pointers; ``whole`` rows need no mask."""
     tile, masks = recipe.tile, []
     if not whole and (tile.rows > 1 or (recipe.hubs and recipe.tasks != "pieces")):
         masks.append("keeps[:, None, None]" if tile.rows == 1 else "keep[:, None, None]")
@@ -338,7 +338,7 @@ def _stores(recipe: RowRecipe, results: dict[str, State], *, whole: bool = False
 
 
 def _finish(recipe: RowRecipe, *, whole: bool = False) -> list[str]:
-    """From states to results."""
+    """Compute results from states."""
     scalar = recipe.tile.rows == 1
     count = "count = (end - begin)" + ("" if scalar else "[:, None, None]")
     lines, results = [count, _at("row", scalar)], {}
@@ -363,17 +363,17 @@ def _finish(recipe: RowRecipe, *, whole: bool = False) -> list[str]:
     for k, output in enumerate(recipe.outputs):
         if recipe.winners and output.reduce in ("max", "min"):
             at = f"{recipe.state_of(k).name}_at"
-            lines.append(f"found = {at} != NOWHERE")
+            lines.append(f"exists = {at} != NOWHERE")
             if recipe.winners == "col" or recipe.numbered:
-                lines.append(f"winner{k} = tl.load({source} + {at}, mask=found, other=-1)")
+                lines.append(f"winner{k} = tl.load({source} + {at}, mask=exists, other=-1)")
             else:
-                lines.append(f"winner{k} = tl.where(found, {at}, -1)")
+                lines.append(f"winner{k} = tl.where(exists, {at}, -1)")
             results[f"winner{k}"] = State(f"winner{k}", "", recipe.stored[k])
     return lines + _stores(recipe, results, whole=whole)
 
 
 def _combination(recipe: RowRecipe) -> list[str]:
-    """A program puts the pieces of one long row together, some columns at a time."""
+    """A program combines the pieces of one long row, some columns at a time."""
     lanes = recipe.tile.lanes
     step = ["at = begin + step + lane", "ok = (at < end)[:, None, None]",
             "place = at.to(tl.int64)[:, None, None]"]  # fmt: skip

@@ -21,28 +21,26 @@ __all__ = ["SampledTile", "choose_sampled_tile", "run"]
 WARP = 32
 LINE = 128  # bytes that a load of features should have in one piece
 L2_PERCENT = 75  # of the L2 that features may take
-CHOOSE_TILE = (8, 64)  # rows, and entries of each, whose columns a program lays side by side
+CHOOSE_TILE = (8, 64)  # rows, and entries of each, whose columns a program lists
 # Below these, positions are computed in 32 bits: see `_position` in the kernel.
 INT32_ENTRIES, INT32_WIDTH = 2**29, 2**20
 
 
 @dataclass(frozen=True, slots=True)
 class SampledTile:
-    """A program's share of the sums.
+    """The part of the sums of a program.
 
     Attributes:
         rows: of the output.
-        lanes: entries of each side by side.
+        lanes: entries of each row in parallel.
         columns: features.
         unroll: entries of a lane that are in flight.
-        warps: of a program.
     """
 
     rows: int
     lanes: int
     columns: int
     unroll: int
-    warps: int
 
 
 @lru_cache(maxsize=4096)
@@ -52,7 +50,7 @@ def choose_sampled_tile(
     """Return the tile for a call.
 
     Args:
-        device: what it runs on.
+        device: the device.
         num_cols: rows of the features.
         columns: features of a head.
         itemsize: bytes of one.
@@ -66,32 +64,25 @@ def choose_sampled_tile(
     rows = max(WARP * min(16 // itemsize, slice_) // slice_, 1)
     lanes = min(rows, 4) if width > 256 else 1
     unroll = max(1, min(8, 1 << max(width // lanes - 1, 0).bit_length()))
-    return SampledTile(rows // lanes, lanes, slice_, unroll, 1)
+    return SampledTile(rows // lanes, lanes, slice_, unroll)
 
 
 def run(
-    csr: CSR,
-    x: Tensor,
-    scale: Tensor | None,
-    weight: Tensor | None,
-    sampling: Sampling,
-    tile: SampledTile | None = None,
+    csr: CSR, x: Tensor, scale: Tensor | None, weight: Tensor | None, sampling: Sampling
 ) -> Tensor:
-    """Lay the columns of the sampled entries side by side, then add their rows up."""
+    """List the columns of the sampled entries, then sum their rows."""
     rows, entries = csr.num_rows, csr.col.numel()
     _, heads, features = x.shape
     if scale is None and pays(x, min(rows * sampling.width, entries), rows):
-        out = run(csr, padded(x), None, weight, sampling, tile)
+        out = run(csr, padded(x), None, weight, sampling)
         return out[..., :features].contiguous()
     out = torch.empty(rows, heads, features, device=x.device,
                       dtype=x.dtype if scale is None else scale.dtype)  # fmt: skip
     if out.numel() == 0 or entries == 0:
         return out.zero_()
-    if tile is None:
-        itemsize = x.element_size()
-        tile = choose_sampled_tile(
-            device_facts(x), csr.num_cols, features, itemsize, sampling.width
-        )
+    tile = choose_sampled_tile(
+        device_facts(x), csr.num_cols, features, x.element_size(), sampling.width
+    )
     by_row = scale is not None and scale.size(1) == 1 and scale.size(0) == csr.num_cols
     width = min(sampling.width, entries)
     small = entries < INT32_ENTRIES and width < INT32_WIDTH
@@ -102,20 +93,20 @@ def run(
         "PADDED": rows * width < entries,
     }
     factors = weight is not None or by_row
-    sources, values, kept = csr.col, None, 0
+    sources, values, samples = csr.col, None, 0
     if sampling.strategy == "bucket" and not factors:
-        shared["PADDED"] = False  # the chosen columns lie side by side as they are
+        shared["PADDED"] = False  # the sampled columns are contiguous
     else:
-        kept = min(rows * width, entries)
-        sources = csr.col.new_empty(kept)
+        samples = min(rows * width, entries)
+        sources = csr.col.new_empty(samples)
         if factors:
-            values = torch.empty(heads, kept, dtype=kind, device=x.device)
+            values = torch.empty(heads, samples, dtype=kind, device=x.device)
         block, lanes = CHOOSE_TILE
         launch(
             choose_kernel,
             (-(-rows // block), heads if factors else 1),
             (csr.rowptr, csr.col, csr.eid, scale if by_row else None, weight, sources, values,
-             rows, heads, width, kept),
+             rows, heads, width, samples),
             warps=4,
             ROWS=block,
             LANES=min(lanes, 1 << (width - 1).bit_length()),
@@ -133,8 +124,8 @@ def run(
         sum_kernel,
         (-(-rows // tile.rows), -(-features // tile.columns) * heads),
         (csr.rowptr, sources, values, x, None if by_row else scale, out, rows,
-         features // unit, x.stride(0) // unit, heads, width, kept),
-        warps=tile.warps,
+         features // unit, x.stride(0) // unit, heads, width, samples),
+        warps=1,
         ROWS=tile.rows,
         LANES=tile.lanes,
         COLUMNS=tile.columns,

@@ -1,8 +1,8 @@
 """The gradient of a lone maximum, deterministic without sorting.
 
-Gradients become 64-bit whole numbers, scaled so that a column's largest cannot overflow however
-many winners meet: with R rows an element is rounded to 2 ** (log2(R) - 62) of that largest, which
-for a million rows is 20 bits finer than float32 needs. Infinities and NaN travel beside them.
+Gradients become 64-bit integers, scaled so that sums of a column cannot overflow for any number of
+winners: with R rows an element is rounded to 2 ** (log2(R) - 62) of the largest, which for a
+million rows is 20 bits finer than float32 needs. Infinities and NaN are stored separately.
 """
 
 import torch
@@ -19,11 +19,11 @@ from pyg_accel.backends.triton.launcher import launch, type_of
 __all__ = ["run"]
 
 ELEMENTS = 512  # of a tile
-PARTS = 256  # programs that look for the largest, at most
+PARTS = 256  # programs that search for the largest, at most
 
 
 def run(grad: Tensor, arg: Tensor, num_cols: int) -> Tensor:
-    """Add up in whole numbers, by integer atomics."""
+    """Sum integers by atomics."""
     rows, columns = grad.shape
     if rows == 0 or columns == 0 or num_cols == 0:
         return grad.new_zeros(num_cols, columns)

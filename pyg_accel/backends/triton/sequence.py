@@ -26,7 +26,7 @@ _NUMBER, _ARRAY, _TENSOR, _SIZE = range(4)  # where arguments come from
 
 
 class Slot(NamedTuple):
-    """Stands for a tensor that each call brings or makes.
+    """A placeholder for a tensor of each call.
 
     Attributes:
         at: its place among the operands and, behind these, the new tensors.
@@ -36,7 +36,7 @@ class Slot(NamedTuple):
 
 
 class Size(NamedTuple):
-    """Stands for a number that each call brings.
+    """A placeholder for a number of each call.
 
     Attributes:
         at: its place among the sizes of a call.
@@ -71,14 +71,14 @@ class Kernel:
         self.compiled: Any = None
 
     def launch(self, grid: tuple[int, ...], arguments: SequenceOf[Any], *, usual: bool) -> None:
-        """Launch it from Python; ``usual`` arguments are those that it is compiled for."""
+        """Launch it from Python; it was compiled for the ``usual`` arguments."""
         compiled = launch(self.function, grid, arguments, warps=self.warps, **self.constants)
         if usual and compiled is not None and _is_simple(compiled.metadata):
             self.compiled = compiled
 
 
 def _is_simple(metadata: Any) -> bool:
-    """Whether a launch needs no memory of its own, and blocks are launched one by one."""
+    """Whether a launch needs no scratch memory, and blocks are launched one by one."""
     others = "global_scratch_size", "profile_scratch_size", "launch_cooperative_grid", "launch_pdl"
     return metadata.num_ctas == 1 and not any(getattr(metadata, name, 0) for name in others)
 
@@ -95,7 +95,7 @@ class _Call(NamedTuple):
 class Sequence:
     """Launches on operands [rows, ...], arrays of a graph, and new tensors.
 
-    A sequence is of one graph, or takes what differs between graphs as sizes of each call.
+    A sequence belongs to one graph, or takes sizes that differ between graphs in each call.
 
     Args:
         operands: how many.
@@ -150,9 +150,9 @@ class Sequence:
         if self._native is None and self._usual and self._device.type == "cuda":
             self._native = self._written()
         if self._native is not None:
-            found = self._native(operands, sizes)
-            if found:  # operands begin at multiples of 16 bytes, and sizes have 32 bits
-                return found
+            results = self._native(operands, sizes)
+            if results:  # operands begin at multiples of 16 bytes, and sizes have 32 bits
+                return results
         usual = self._usual and not any(t.data_ptr() % 16 for t in operands)
         usual = usual and not any(size >= 2**31 for size in sizes)
         fresh = []
@@ -162,14 +162,14 @@ class Sequence:
             fresh.append(make(own, dtype=dtype, device=self._device))
         tensors = [*operands, *fresh]
         for kernel, grid, arguments in self._calls:
-            given = [
+            arguments = [
                 tensors[a.at] if type(a) is Slot else sizes[a.at] if type(a) is Size else a
                 for a in arguments
             ]
             programs = tuple([n if isinstance(n, int) else -(-sizes[n.at] * n.times // n.per)
                               for n in grid])  # fmt: skip
             if 0 not in programs:
-                kernel.launch(programs, given, usual=usual)
+                kernel.launch(programs, arguments, usual=usual)
         return fresh[: self._results]
 
     def _written(self) -> Callable[..., list[Tensor]] | None:

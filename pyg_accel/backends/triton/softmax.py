@@ -15,12 +15,12 @@ __all__ = ["run"]
 
 ELEMENTS = 256  # of a tile: eight a thread
 HEADS = 16  # at most, in a tile
-SPLIT = 2048  # edges of a row that a program goes over on its own
-PIECE = 1024  # of a longer one
+SPLIT = 2048  # edges of a row for one program
+PIECE = 1024  # edges of a piece of a longer row
 
 
 def run(csr: CSR, scores: Tensor, grad: Tensor | None) -> Tensor:
-    """Normalise short rows in one go, and the pieces of long ones in three."""
+    """Normalise short rows in one launch, and pieces of long rows in three."""
     scores = scores.contiguous()
     out = torch.empty_like(scores)
     entries, heads = scores.shape
@@ -40,7 +40,7 @@ def run(csr: CSR, scores: Tensor, grad: Tensor | None) -> Tensor:
     pieces = schedule_of(csr, SPLIT, PIECE, ordered=False).pieces
     rows = most_lanes // lanes
     tile = {"ROWS": rows, "LANES": lanes, "STAGE": "rows", **entry}
-    longest = entries if pieces is None else SPLIT  # that is not left to others
+    longest = entries if pieces is None else SPLIT  # longer rows are in pieces
     tasks = (csr.num_rows, heads, longest)
     launch(softmax_kernel, (-(-csr.num_rows // rows), grid_heads),
            (csr.rowptr, csr.eid, None, None, *inputs, None, None, *tasks), **tile)  # fmt: skip

@@ -1,4 +1,4 @@
-"""Launches the kernels over points: which kernel, in which tiles, and what they read."""
+"""Launches the kernels over points: chooses kernels, tiles and cells."""
 
 import math
 from importlib.util import find_spec
@@ -31,7 +31,7 @@ def samples(src: Tensor) -> bool:
 
 
 def square(radius: float, dtype: torch.dtype) -> float:
-    """Return what squared distances must be below; a distance of 0 always is."""
+    """Return an exclusive bound of squared distances, above 0."""
     info = torch.finfo(dtype)
     return float(torch.tensor(radius, dtype=dtype).square()) or info.tiny * info.eps
 
@@ -41,8 +41,8 @@ def nearest_points(
 ) -> Tensor:
     """Find the nearest points of every query: :func:`pyg_accel.pyg_lib.ops.blocks.nearest_points`.
 
-    In up to three dimensions and large examples, points are sorted into the cells of a grid, of
-    which each query reads those around; else each reads all points of its example.
+    In up to three dimensions and large examples, points are sorted into the cells of a grid, and
+    each query reads neighbouring cells; otherwise it reads all points of its example.
     """
     if 0 in (x.size(0), y.size(0)):
         return torch.empty(2, 0, dtype=torch.int64, device=x.device)
@@ -96,7 +96,7 @@ class _Grid(NamedTuple):
         step = 2.0
         while count(size) > most:
             size *= step
-        for _ in range(8):  # the smallest cells of which there are not too many
+        for _ in range(8):  # the smallest cells within the limit
             step = math.sqrt(step)
             size = size / step if count(size / step) <= most else size
         if math.isfinite(radius):
@@ -122,7 +122,7 @@ def _in_space(points: Tensor) -> Tensor:
 
 
 def farthest_points(src: Tensor, ptr: Tensor, ptr_out: Tensor, first: Tensor) -> Tensor:
-    """Sample points of every example, each the farthest from those before.
+    """Sample points of every example, each the farthest from the sampled ones.
 
     Args:
         src: [N, D] float32.

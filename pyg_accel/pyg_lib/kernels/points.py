@@ -9,7 +9,7 @@ def sample_farthest(
     src: tl.tensor, ptr: tl.tensor, ptr_out: tl.tensor, first: tl.tensor, distance: tl.tensor,
     out: tl.tensor, dims: tl.tensor, POINTS: tl.constexpr, REGISTERS: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Sample the points of an example, each the farthest from those before.
+    """Sample the points of an example, each the farthest from the sampled ones.
 
     With ``REGISTERS``, its number of dimensions, at most three, an example is one tile that a
     program holds; without (0), distances are in memory.

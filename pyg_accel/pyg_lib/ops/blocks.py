@@ -34,7 +34,7 @@ def nearest_points(
     """
     begins_x, begins_y = ptr_x.tolist(), ptr_y.tolist()
     within = square(radius, x.dtype)
-    found = [torch.empty(2, 0, dtype=torch.int64, device=x.device)]
+    blocks = [torch.empty(2, 0, dtype=torch.int64, device=x.device)]
     for b in range(len(begins_x) - 1):
         points = x[begins_x[b] : begins_x[b + 1]]
         step = max(_BLOCK // max(points.size(0), 1), 1)
@@ -47,9 +47,9 @@ def nearest_points(
                 distance.masked_fill_(rows.view(-1, 1) == ids, torch.inf)
             near, order = _smallest(distance, min(most, points.size(0)))
             valid = near < within
-            found.append(torch.stack([rows.view(-1, 1).expand_as(order)[valid],
+            blocks.append(torch.stack([rows.view(-1, 1).expand_as(order)[valid],
                                       order[valid] + begins_x[b]]))  # fmt: skip
-    return torch.cat(found, 1)
+    return torch.cat(blocks, 1)
 
 
 def _squares(queries: Tensor, points: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyg_accel.graph.csr import entries_of_rows
 from pyg_accel.pyg_lib import kernels
 from pyg_accel.pyg_lib.ops.points import pointers, real
 from pyg_accel.runtime.checks import require
@@ -17,7 +18,7 @@ __all__ = ["edge_sample", "fps", "graclus_cluster", "grid_cluster", "native", "s
 def grid_cluster(
     pos: Tensor, size: Tensor, start: Tensor | None = None, end: Tensor | None = None
 ) -> Tensor:
-    """Number the voxels that points lie in, the first dimension fastest.
+    """Return the voxel of each point; the first dimension varies fastest.
 
     Args:
         pos: [N, D].
@@ -44,7 +45,7 @@ def grid_cluster(
 
 
 def fps(src: Tensor, ptr: Tensor, ratio: float = 0.5, random_start: bool = True) -> Tensor:
-    """Sample points of every example, each the farthest from those before; ties by index.
+    """Sample points of every example, each the farthest from the sampled ones; ties by index.
 
     Args:
         src: [N, D].
@@ -79,13 +80,13 @@ def fps(src: Tensor, ptr: Tensor, ratio: float = 0.5, random_start: bool = True)
         return kernels.farthest_points(src, ptr, ptr_out, first)
     if kernel == "cpu":
         sample = library_of(src.device).farthest_points
-        found: Tensor = sample(src, ptr, ptr_out, first)
-        return found
+        points: Tensor = sample(src, ptr, ptr_out, first)
+        return points
     return farthest_points(src, ptr, chosen, first)
 
 
 def native(function: Callable[..., Tensor], *args: Any) -> Tensor:
-    """Call a function in C++, whose error is a ValueError without the place in the code.
+    """Call a function in C++; raise its error as a ValueError without the C++ location.
 
     Raises:
         ValueError: names the argument.
@@ -100,7 +101,7 @@ def native(function: Callable[..., Tensor], *args: Any) -> Tensor:
 
 
 def sampler_of(src: Tensor) -> str:
-    """Return what samples points: ``cpu``, ``triton``, or ``torch``."""
+    """Return the implementation of :func:`fps`: ``cpu``, ``triton``, or ``torch``."""
     if src.is_cuda:
         return "triton" if src.dtype != torch.float64 and kernels.samples(src) else "torch"
     return "torch" if library_of(src.device) is None else "cpu"
@@ -135,7 +136,7 @@ def farthest_points(src: Tensor, ptr: Tensor, chosen: Tensor, first: Tensor) -> 
 def graclus_cluster(rowptr: Tensor, col: Tensor, weight: Tensor | None = None) -> Tensor:
     """Match nodes with a neighbour each, in a random order, as Graclus coarsens graphs.
 
-    The order comes from torch's generator of the CPU, where also graphs of a GPU are matched.
+    The order comes from torch's generator of the CPU. Graphs of a GPU are matched on the CPU.
 
     Args:
         rowptr: [N + 1].
@@ -143,7 +144,7 @@ def graclus_cluster(rowptr: Tensor, col: Tensor, weight: Tensor | None = None) -
         weight: [E]; the heaviest edge to a free neighbour is taken. By default the first.
 
     Returns:
-        [N], for both nodes of a pair the smaller id, for others their own.
+        [N], the smaller id for both nodes of a pair, the node itself for others.
 
     Raises:
         ValueError: for ids of nodes that do not exist.
@@ -168,13 +169,9 @@ def edge_sample(start: Tensor, rowptr: Tensor, count: int = 0, factor: float = 1
     Returns:
         Ids of edges, node by node.
     """
-    begin = rowptr[start]
-    degree = rowptr[start + 1] - begin
-    node = torch.repeat_interleave(degree)
-    first = degree.cumsum(0) - degree
-    place = torch.arange(node.numel(), device=node.device) - first[node]
+    node, edge = entries_of_rows(rowptr, start)
+    begin, degree = rowptr[start], rowptr[start + 1] - rowptr[start]
     key = torch.rand(node.numel(), device=node.device, dtype=torch.float64)
     order = (node + key).argsort()  # shuffled within each node
     size = (degree * factor).ceil().long() if count < 1 else torch.full_like(degree, count)
-    taken = place < size[node]
-    return (begin[node] + order - first[node])[taken]
+    return edge[order][edge - begin[node] < size[node]]

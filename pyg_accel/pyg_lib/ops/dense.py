@@ -48,7 +48,7 @@ def segment_matmul(
     Returns:
         [N, M].
     """
-    other = other.to(inputs.dtype)  # under autocast only what a layer computes has its dtype
+    other = other.to(inputs.dtype)  # autocast leaves weights in float32
     if torch.jit.is_scripting():
         out: Tensor = torch.ops.pyg_accel.segment_matmul(inputs, ptr.cpu().long(), other)
     else:
@@ -133,10 +133,10 @@ def index_sort(inputs: Tensor, max_value: int | None = None) -> tuple[Tensor, Te
         max_value: not used.
 
     Returns:
-        The sorted integers, and their positions in ``inputs``, those of equal ones ascending.
+        The sorted integers, and their positions in ``inputs``; ties are in order.
 
     Raises:
-        RuntimeError: if ``inputs`` is no vector.
+        RuntimeError: if ``inputs`` is not a vector.
     """
     if inputs.dim() != 1:
         raise RuntimeError(f"expected 'inputs' to be a vector (got {list(inputs.shape)})")

@@ -22,8 +22,8 @@ def knn(
 ) -> Tensor:  # fmt: skip
     """Find the ``k`` nearest points of ``x`` for every point of ``y``, in its example.
 
-    Points come by distance, equal distances by index; a point with a coordinate that is NaN, or at
-    an infinite distance, is nobody's neighbour. An example with fewer than ``k`` points gives all.
+    Points are sorted by distance, ties by index. Points with NaN coordinates, or at an infinite
+    distance, are not neighbours. An example with fewer than ``k`` points returns all.
 
     Args:
         x: [N, D], or [N].
@@ -32,7 +32,7 @@ def knn(
         ptr_x: [B + 1] int64, where the points of each example begin; by default there is one.
         ptr_y: [B + 1] int64, where its queries begin.
         cosine: compare directions; also on the CPU, where pyg-lib cannot.
-        num_workers: not used: threads are those of torch.
+        num_workers: not used; torch sets the number of threads.
 
     Returns:
         [2, E] int64: ids of queries, ascending, and of their neighbours.
@@ -64,7 +64,7 @@ def radius(
         ptr_x: [B + 1] int64, where the points of each example begin; by default there is one.
         ptr_y: [B + 1] int64, where its queries begin.
         max_num_neighbors: most points of a query.
-        num_workers: not used: threads are those of torch.
+        num_workers: not used; torch sets the number of threads.
         ignore_same_index: leave out the point of the number of the query.
 
     Returns:
@@ -103,16 +103,16 @@ def nearest(
         ValueError: for shapes, dtypes or pointers that do not fit, or a point without any in ``y``
             at a finite distance.
     """
-    found = knn(y, x, 1, ptr_y, ptr_x)[1]
-    if found.numel() != x.size(0):
+    neighbours = knn(y, x, 1, ptr_y, ptr_x)[1]
+    if neighbours.numel() != x.size(0):
         raise ValueError("expected 'y' to have a point at a finite distance from each of 'x'")
-    return found
+    return neighbours
 
 
 def _checked(
     x: Tensor, y: Tensor, ptr_x: Tensor | None, ptr_y: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return what kernels take: matrices of float32 or float64, and pointers."""
+    """Return arguments for kernels: matrices of float32 or float64, and pointers."""
     x, y = (t.detach().unsqueeze(-1) if t.dim() == 1 else t.detach() for t in (x, y))
     if x.dim() != 2 or y.dim() != 2 or x.size(1) != y.size(1):
         raise ValueError(f"expected 'x' [N, D] and 'y' [M, D] (got {list(x.shape)} and "
@@ -147,7 +147,7 @@ def pointers(name: str, ptr: Tensor | None, points: Tensor) -> Tensor:
     """Return where the rows of each example begin, int64; by default there is one.
 
     Raises:
-        ValueError: on the CPU, for what does not ascend from 0 to the number of rows.
+        ValueError: on the CPU, for pointers that do not ascend from 0 to the number of rows.
     """
     if ptr is None:
         return torch.tensor([0, points.size(0)], device=points.device)
@@ -162,7 +162,7 @@ def pointers(name: str, ptr: Tensor | None, points: Tensor) -> Tensor:
 
 
 def kernel_of(x: Tensor, most: int) -> str:
-    """Return what searches among points: ``cpu``, ``cuda``, or ``torch`` (blocks)."""
+    """Return the implementation of a search: ``cpu``, ``cuda``, or ``torch`` (blocks)."""
     if x.is_cuda:
         narrow = x.dtype in (torch.float16, torch.bfloat16, torch.float32)
         return "cuda" if narrow and kernels.fits(x, most) else "torch"
@@ -177,8 +177,8 @@ def _search(
     if kernel == "cpu" and bool(x.isfinite().all()):  # a tree cannot sort others
         within = _below_square(limit, x.dtype)
         tree = library_of(x.device).nearest_points
-        found: Tensor = tree(x, y, ptr_x, ptr_y, most, within, skip_same)[0]
-        return found
+        pairs: Tensor = tree(x, y, ptr_x, ptr_y, most, within, skip_same)[0]
+        return pairs
     search = kernels.nearest_points if kernel == "cuda" else blocks.nearest_points
     return search(x, y, ptr_x, ptr_y, most, limit, skip_same)
 

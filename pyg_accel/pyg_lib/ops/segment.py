@@ -1,7 +1,7 @@
 """Reductions of rows that are sorted by their group: by an index (COO), or by pointers (CSR).
 
-Rows lie along the last dimension of ``index`` or ``indptr``, whose others are those of ``src``. The
-rest is as for :mod:`~pyg_accel.pyg_lib.ops.scatter`.
+Rows lie along the last dimension of ``index`` or ``indptr``; its other dimensions equal those of
+``src``. See :mod:`~pyg_accel.pyg_lib.ops.scatter` for the other arguments.
 """
 
 import torch
@@ -132,6 +132,6 @@ def segment_csr(
 
 
 def _named(reduce: str) -> str:
-    if reduce == "mul":  # of the names that scatter knows
+    if reduce == "mul":  # scatter accepts it
         raise ValueError(f"Unknown reduce: {reduce!r}")
     return reduce

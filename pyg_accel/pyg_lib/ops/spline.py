@@ -67,6 +67,6 @@ def spline_weighting(x: Tensor, weight: Tensor, basis: Tensor, weight_index: Ten
     order = key.argsort(stable=True)  # rows of one weight follow each other: K products
     ptr = torch.searchsorted(key[order], torch.arange(weight.size(0) + 1, device=key.device))
     rows = (x.unsqueeze(1) * basis.unsqueeze(-1)).flatten(0, 1)
-    found = segment_matmul(rows[order].contiguous(), ptr, weight.contiguous())
-    out = torch.zeros_like(found).index_copy(0, order, found)
+    products = segment_matmul(rows[order].contiguous(), ptr, weight.contiguous())
+    out = torch.zeros_like(products).index_copy(0, order, products)
     return out.view(x.size(0), basis.size(1), weight.size(2)).sum(1)

@@ -59,7 +59,7 @@ class CostModel(Protocol):
 
     @property
     def learned(self) -> Collection[str]:
-        """Names of the primitives whose times were measured; others have a roofline's."""
+        """Names of the measured primitives; a roofline predicts the others."""
 
     def many(self, primitives: Iterable[Primitive]) -> list[float]:
         """Return the expected time of each call; called once for all calls of a layer."""

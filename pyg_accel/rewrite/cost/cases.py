@@ -1,4 +1,4 @@
-"""What to measure: graphs of different structures, and sizes for each primitive."""
+"""Graphs of different structures, and sizes of each primitive, to measure."""
 
 import random
 from collections.abc import Iterator
@@ -20,8 +20,8 @@ WIDTHS = (8, 16, 24, 32, 40, 48, 64, 80, 96, 100, 128, 160, 192, 256, 300, 384, 
           1024, 1433, 2048)  # fmt: skip
 HEADS = ((1, 1), (4, 1), (8, 1), (4, 8), (8, 8), (4, 32), (2, 64), (4, 64), (8, 32), (4, 128),
          (8, 128))  # and features per head  # fmt: skip
-KEPT = ((64, 8), (128, 8), (128, 16), (256, 8), (256, 16), (256, 32), (256, 64), (512, 32),
-        (1024, 64))  # features, and how many of them MaxK keeps  # fmt: skip
+MAXK = ((64, 8), (128, 8), (128, 16), (256, 8), (256, 16), (256, 32), (256, 64), (512, 32),
+        (1024, 64))  # features, and k  # fmt: skip
 SAMPLES = (8, 16, 32, 64, 128, 256)  # entries per row
 EACH = 6  # calls of each primitive per graph
 MOST_WORK = {"cpu": 2e10, "cuda": 6e12}  # multiplications of a product
@@ -29,8 +29,8 @@ MOST_BYTES = {"cpu": 1.2e9, "cuda": 50e9}  # of the operands
 
 # Number of graphs; the range of their nodes, as powers of ten; the most entries.
 SIZES = {"cpu": (30, 3.0, 5.6, 3e6), "cuda": (48, 4.0, 6.5, 1e8)}
-# R-MAT: the shares of edges in three quadrants of the matrix, and in turn in the quadrants of each;
-# the rest is in the fourth. Nodes are shuffled, except in "ordered".
+# R-MAT: the shares of edges in three quadrants of the matrix, and recursively in their quadrants;
+# the fourth has the remaining edges. Nodes are shuffled, except in "ordered".
 QUADRANTS = {"skewed": (0.57, 0.19, 0.19), "uniform": (0.25, 0.25, 0.25),
              "communities": (0.5, 0.04, 0.04), "ordered": (0.5, 0.04, 0.04)}  # fmt: skip
 STRUCTURES = (*QUADRANTS, "roads", "batched")
@@ -82,8 +82,8 @@ class ProfileGraph(NamedTuple):
 def graph_cases(kind: str) -> list[ProfileGraph]:
     """Return the graphs for a kind of device, small ones first, so that partial runs are useful.
 
-    They have every structure, and sizes from what fits a cache to what fits none. No graph of the
-    benchmarks is among them.
+    They have every structure, and sizes smaller and larger than caches. They are not graphs of the
+    benchmarks.
     """
     number, fewest, most, entries = SIZES[kind]
     draw, cases = random.Random(0), []
@@ -98,7 +98,7 @@ def graph_cases(kind: str) -> list[ProfileGraph]:
 def calls(kind: str, case: ProfileGraph) -> Iterator[Primitive]:
     """Yield the calls to time for one graph: some of every primitive, the same in every run.
 
-    Dense calls have as many rows as the graph. Sparse calls only know its sizes yet.
+    Dense calls have as many rows as the graph. Sparse calls only have its sizes.
     """
     draw = random.Random(str(case))
     drawn = [p for _ in range(EACH) for p in _one_of_each(case, draw)]
@@ -114,19 +114,19 @@ def _one_of_each(case: ProfileGraph, draw: random.Random) -> list[Primitive]:
     heads, cols = draw.choice(HEADS) if draw.random() < 0.5 else (1, width)
     permuted = draw.random() < 0.4
     shared = heads > 1 and not permuted and draw.random() < 0.4
-    wide, kept = draw.choice(KEPT)
+    wide, k = draw.choice(MAXK)
     return [
         Primitive("gemm", n, inner, width),
         Primitive("gemm_tn", inner, n, width),
         Primitive("scale_rows", n, 0, width),
         Primitive("elementwise", n, 0, width),
-        Primitive("maxk", n, kept, wide),
+        Primitive("maxk", n, k, wide),
         Primitive("spmm", n, 0, width, graph=g),
         Primitive("spmm_weighted", n, 0, heads * cols, heads, g, permuted, shared),
         Primitive("sddmm", n, 0, heads * cols, heads, g),
         Primitive("scale_edges", n, 0, heads, heads, g, permuted),
         Primitive("edge_softmax", n, 0, heads, heads, g, permuted),
-        Primitive("cbsr_spmm", n, kept, wide, graph=g),
-        Primitive("sspmm", n, kept, wide, graph=g),
+        Primitive("cbsr_spmm", n, k, wide, graph=g),
+        Primitive("sspmm", n, k, wide, graph=g),
         Primitive("sampled_spmm", n, draw.choice(SAMPLES), width, graph=g),
     ]

@@ -11,11 +11,11 @@ from pyg_accel.graph.facts import of_matrix
 
 __all__ = ["GraphFeatures"]
 
-# Only the degrees of this many rows and the columns of this many stretches of entries are read: it
-# takes a millisecond or two on a CPU, whatever the size of the graph.
+# Measuring reads the degrees of so many rows, and the columns of so many stretches of entries: 1 to
+# 2 ms on a CPU, for graphs of any size.
 SAMPLED_ROWS = 1 << 14
 NEAR, NEAR_STRETCHES = 1 << 10, 16
-# About as many entries as the rows of features that the cache holds: a GPU's is larger.
+# About as many entries as rows of features fit into the cache.
 FAR = {"cpu": (1 << 14, 2), "cuda": (1 << 18, 2)}
 
 
@@ -23,8 +23,7 @@ FAR = {"cpu": (1 << 14, 2), "cuda": (1 << 18, 2)}
 class GraphFeatures:
     """Properties of a sparse matrix that decide how long its kernels take.
 
-    The defaults describe a graph of which only the sizes are known: equal degrees, no locality.
-    :meth:`of` measures them.
+    The defaults assume equal degrees and no locality. :meth:`of` measures them.
 
     Attributes:
         num_rows: target nodes.

@@ -20,20 +20,20 @@ from pyg_accel.rewrite.cost.base import DENSE, SPARSE, Primitive
 from pyg_accel.rewrite.cost.features import GraphFeatures
 from pyg_accel.rewrite.cost.roofline import Roofline
 
-__all__ = ["ABOUT", "ENSEMBLE", "FORMAT", "NAMES", "Learned", "read", "unusable", "vectors"]
+__all__ = ["ENSEMBLE", "FORMAT", "METADATA", "NAMES", "Learned", "read", "unusable", "vectors"]
 
 FORMAT = 3
-ABOUT, ENSEMBLE = "about.json", "residuals.json"
-# Seconds of Python code around each call in a rewritten model, which matter on small graphs.
-# Measurements, which repeat one call, do not contain them.
-AROUND = 40e-6
+METADATA, ENSEMBLE = "about.json", "residuals.json"
+# Seconds of Python code per call in a rewritten model. Measurements repeat one call, and do not
+# contain them.
+CALL_OVERHEAD = 40e-6
 OF_GRAPH = (*(field.name for field in fields(GraphFeatures)), "degree_mean")
 NAMES = (*DENSE, *SPARSE, "rows", "inner", "cols", "heads", "permuted", "shared", "width", "result",
          *OF_GRAPH, "roofline")  # fmt: skip
 
 
 def vectors(primitives: Sequence[Primitive], roofline: Roofline) -> NDArray[np.float32]:
-    """Return [number of primitives, len(NAMES)]: what the ensemble reads."""
+    """Return the inputs of the ensemble, [number of primitives, len(NAMES)]."""
     of_graph, no_graph = attrgetter(*OF_GRAPH), (0.0,) * len(OF_GRAPH)
     rows = []
     for p, seconds in zip(primitives, roofline.many(primitives), strict=True):
@@ -46,9 +46,9 @@ def vectors(primitives: Sequence[Primitive], roofline: Roofline) -> NDArray[np.f
 
 
 class Learned:
-    """Predicts with one boosted ensemble for all primitives, as factors of a roofline.
+    """Predicts factors of a roofline with one boosted ensemble for all primitives.
 
-    A primitive that was not measured is left to the roofline.
+    The roofline predicts primitives that were not measured.
     """
 
     def __init__(
@@ -67,15 +67,15 @@ class Learned:
             factors = self._booster.inplace_predict(vectors(learned, self.roofline))
             for p, factor in zip(learned, factors, strict=True):
                 seconds[p] *= math.exp(float(factor))
-        return [seconds[p] + AROUND for p in calls]
+        return [seconds[p] + CALL_OVERHEAD for p in calls]
 
 
 # Errors of importing a package that lacks a library, or was built for another version of numpy.
 _BROKEN = (ImportError, OSError, RuntimeError, AttributeError, TypeError, ValueError)
 
 
-def _not_found() -> type[BaseException]:
-    """Return the class that xgboost raises if its library is missing; only then it is loaded."""
+def _missing_library_error() -> type[BaseException]:
+    """Return the class of xgboost's error for a missing library; only a failed import loads it."""
     module = sys.modules.get("xgboost.libpath")
     return getattr(module, "XGBoostLibraryNotFound", ImportError)
 
@@ -87,7 +87,7 @@ def unusable() -> str:
         return "xgboost is not installed (pip install xgboost-cpu)"
     try:
         import xgboost  # noqa: F401
-    except (*_BROKEN, _not_found()) as error:
+    except (*_BROKEN, _missing_library_error()) as error:
         return f"xgboost is installed but cannot be imported: {_summary(error)}"
     return ""
 
@@ -97,20 +97,20 @@ def read(folder: Path, device: Device) -> Learned:
     """Read the model of a device.
 
     Raises:
-        ValueError: naming the file and what is wrong with it.
+        ValueError: if a file is invalid, with its path and the reason.
     """
     import xgboost
 
-    path = folder / ABOUT
+    path = folder / METADATA
     try:
-        about = json.loads(path.read_text())
-        if about["format"] != FORMAT:
-            raise ValueError(f"format {about['format']}, but this version reads {FORMAT}: retrain")
-        if tuple(about["features"]) != NAMES:
+        metadata = json.loads(path.read_text())
+        if (version := metadata["format"]) != FORMAT:
+            raise ValueError(f"format {version}, but this version reads {FORMAT}: retrain")
+        if tuple(metadata["features"]) != NAMES:
             raise ValueError("it was trained on other features: retrain")
-        measured_on, machine = Device(**about["device"]), Machine(**about["machine"])
-        rows = sum(part["rows"] for part in about["primitives"].values())
-        source = f"a model learned on {device} from {rows:,} measurements of {about['measured']}"
+        measured_on, machine = Device(**metadata["device"]), Machine(**metadata["machine"])
+        rows = sum(part["rows"] for part in metadata["primitives"].values())
+        source = f"a model learned on {device} from {rows:,} measurements of {metadata['measured']}"
         path = folder / ENSEMBLE
         booster = xgboost.Booster(model_file=path)
         if booster.num_features() != len(NAMES):
@@ -121,7 +121,7 @@ def read(folder: Path, device: Device) -> Learned:
         raise ValueError(f"the cost models in '{folder}' are of {measured_on}, not of {device}")
     booster.set_param({"nthread": 1})  # a few rows: threads would cost more than they save
     roofline = Roofline(machine, f"roofline of {device}: the layer takes less time than measuring")
-    return Learned(booster, roofline, frozenset(about["primitives"]), source)
+    return Learned(booster, roofline, frozenset(metadata["primitives"]), source)
 
 
 def _summary(error: BaseException) -> str:

@@ -30,12 +30,12 @@ COLUMNS = (*KEY, "seconds", "fastest", "laps", *FEATURES, *DEVICE, "torch", "pyg
 
 
 def collect(device: torch.device, path: Path, minutes: float = float("inf")) -> bool:
-    """Append a row for every call that the file lacks; return whether all are there now.
+    """Append a row for every call that is missing in a file; return whether it is complete now.
 
     Every graph has calls of every primitive, so that an incomplete file has some of each.
 
     Args:
-        device: what to measure.
+        device: the device to measure.
         path: the CSV file, created if it does not exist.
         minutes: stop after this time; the next run continues.
 

@@ -22,7 +22,7 @@ class Roofline:
 
     Attributes:
         machine: the figures.
-        source: where the figures come from, for people.
+        source: the origin of the figures, for people.
         learned: empty: no primitive was measured.
 
     Example:
@@ -37,7 +37,7 @@ class Roofline:
 
     @classmethod
     def of(cls, device: torch.device | str, why: str = "") -> "Roofline":
-        """Build the model of a device; ``why`` is the reason against a learned one."""
+        """Build the model of a device; ``why`` says why no learned model is used."""
         name, units = Device.of(device), H200_UNITS
         origin = f"one core's figures for {name.threads} threads"
         if name.kind == "cuda":
@@ -84,7 +84,7 @@ class Roofline:
     def _sparse(self, p: Primitive, g: GraphFeatures) -> float:
         m, entries = self.machine, g.num_entries
         numbers = entries * p.heads  # one per edge and head
-        # Values of edges that are read or written through a permutation move one by one.
+        # A permutation makes reads and writes of edge values random.
         permuted = self._gather(entries, max(m.sector / VALUE, p.heads), entries, g.far)
         permuted *= p.permuted
         result = g.num_rows * p.cols

@@ -1,4 +1,4 @@
-"""How long a call takes."""
+"""Times a call."""
 
 import time
 from collections import deque
@@ -12,7 +12,7 @@ __all__ = ["Laps", "timed"]
 BUDGET = {"cpu": 0.12, "cuda": 0.05}  # seconds that the laps of one call may take
 SHORTEST_LAP = 1e-3  # shorter calls are repeated: clocks are coarse, and a GPU is waited for once
 FEWEST_LAPS, MOST_LAPS = 3, 15
-ALIVE = 4  # results that are kept
+ALIVE = 4  # results in memory at a time
 DISTURBED = 1.2  # a median this many times the fastest lap: measure again
 
 
@@ -30,8 +30,8 @@ def timed(call: Callable[[], Any], device: torch.device) -> Laps:
 
     On a GPU the calls of a lap are queued one after another, as in a model.
     """
-    # The last results are kept, as activations are. Otherwise a call would write to the memory of
-    # the one before, which is in the cache: that can take a tenth of the time in a model.
+    # Results stay alive, as activations do. Otherwise a call would write to the memory of the last
+    # one, which is in the cache: that can take a tenth of the time in a model.
     alive: deque[Any] = deque(maxlen=ALIVE)
 
     def lap(repeats: int) -> float:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from pyg_accel.costs import machine_of
 from pyg_accel.rewrite.cost.base import DENSE, SPARSE
-from pyg_accel.rewrite.cost.learned import ABOUT, ENSEMBLE, FORMAT, NAMES, vectors
+from pyg_accel.rewrite.cost.learned import ENSEMBLE, FORMAT, METADATA, NAMES, vectors
 from pyg_accel.rewrite.cost.measurements import devices_of, primitives_of, read_measurements
 from pyg_accel.rewrite.cost.roofline import Roofline
 
@@ -29,12 +29,11 @@ def train(measurements: Path, folder: Path) -> dict[str, Any]:
     """Train on a CSV file of measurements and write the model as JSON.
 
     Args:
-        measurements: what :func:`~pyg_accel.rewrite.cost.measurements.collect` wrote, of one
-            device.
-        folder: where to write the ensemble and ``about.json``.
+        measurements: of one device, by :func:`~pyg_accel.rewrite.cost.measurements.collect`.
+        folder: for the ensemble and ``about.json``.
 
     Returns:
-        What ``about.json`` says: device, versions, rows, and errors on graphs that were held out.
+        The content of ``about.json``: device, versions, rows, and errors on held out graphs.
 
     Raises:
         ValueError: if there are too few measurements of a primitive, or several devices.
@@ -59,7 +58,7 @@ def train(measurements: Path, folder: Path) -> dict[str, Any]:
         predicted = model.inplace_predict(inputs[held_out])
         errors[held_out] = np.abs(np.expm1(predicted - factors[held_out]))
     parts = frame.assign(error=errors).groupby("primitive", sort=False).error
-    about = {
+    metadata = {
         "format": FORMAT,
         "device": asdict(device),
         "measured": frame.date.max(),
@@ -75,8 +74,8 @@ def train(measurements: Path, folder: Path) -> dict[str, Any]:
     }  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
     boosted(inputs, factors).save_model(folder / ENSEMBLE)
-    (folder / ABOUT).write_text(json.dumps(about, indent=2) + "\n")
-    return about
+    (folder / METADATA).write_text(json.dumps(metadata, indent=2) + "\n")
+    return metadata
 
 
 def factors_of(frame: Any, roofline: Roofline) -> Array:

@@ -1,4 +1,4 @@
-"""Makes a call of each primitive to time: the same call as in rewritten models."""
+"""A call of each primitive to time: the same call as in rewritten models."""
 
 from collections.abc import Callable
 from functools import partial

@@ -84,7 +84,7 @@ def test_profile_measures_trains_and_says_how_to_use_it(small, tmp_path, capsys)
     rows = collecting.read_measurements(models / "measurements.csv")
     assert len(rows) == len(small) > 100
     assert collecting.primitives_of(rows) == small
-    about = json.loads((models / learned.ABOUT).read_text())
+    about = json.loads((models / learned.METADATA).read_text())
     assert about["device"] == asdict(Device.of("cpu"))
     assert about["primitives"]["spmm"]["rows"] == sum(p.name == "spmm" for p in small)
     assert sum(f.stat().st_size for f in models.glob("*.json")) < 1_000_000
@@ -96,7 +96,7 @@ def test_the_models_predict_the_measured_times(models, trained):
     assert model.source.startswith(f"a model learned on {Device.of('cpu')}")
     truth = Roofline.of("cpu")
     errors = sorted(
-        abs((seconds - learned.AROUND) / (3 * truth.seconds(p) * math.log2(p.cols + 2)) - 1)
+        abs((seconds - learned.CALL_OVERHEAD) / (3 * truth.seconds(p) * math.log2(p.cols + 2)) - 1)
         for p, seconds in zip(small, model.many(small), strict=True)
     )
     assert errors[len(errors) // 2] < 0.05
@@ -129,7 +129,7 @@ def test_a_layer_that_takes_little_time_is_left_to_the_roofline_of_the_sizes(mod
 
 def test_a_primitive_that_was_not_measured_is_left_to_the_roofline(models):
     exchange = Primitive("exchange", 10, 0, 8)
-    expected = Roofline.of("cpu").seconds(exchange) + learned.AROUND
+    expected = Roofline.of("cpu").seconds(exchange) + learned.CALL_OVERHEAD
     assert cost_model("cpu").many([exchange]) == [pytest.approx(expected)]
 
 
@@ -174,7 +174,7 @@ def test_measurements_that_lack_primitives_are_no_model(monkeypatch, small, tmp_
         assert program.main(["profile", "--out", str(tmp_path), "--minutes", "0"]) == 2
         told = capsys.readouterr()
         assert all(f"{name} (0)" in told.err for name in lacking)
-        assert not (models / learned.ABOUT).exists()
+        assert not (models / learned.METADATA).exists()
     assert program.main(["profile", "--out", str(tmp_path)]) == 0
     assert "To use these models" in capsys.readouterr().out
 
@@ -246,14 +246,14 @@ def test_without_a_model_of_the_device_the_roofline_decides_and_says_so(models, 
 )
 def test_damaged_models_are_named(models, damage, told):
     learned.read.cache_clear()
-    (models / learned.ABOUT).write_text(damage)
+    (models / learned.METADATA).write_text(damage)
     with pytest.raises(ValueError, match=f"expected cost models in .*{told}"):
         cost_model("cpu")
 
 
 def test_a_list_of_primitives_without_numbers_is_named(models):
     learned.read.cache_clear()
-    path = models / learned.ABOUT
+    path = models / learned.METADATA
     path.write_text(json.dumps(json.loads(path.read_text()) | {"primitives": []}))
     with pytest.raises(ValueError, match="expected cost models in"):
         cost_model("cpu")
@@ -273,9 +273,9 @@ def test_damaged_ensembles_are_named(models):
 
 def test_models_of_another_device_and_missing_folders_are_errors(models, monkeypatch):
     learned.read.cache_clear()
-    about = json.loads((models / learned.ABOUT).read_text())
+    about = json.loads((models / learned.METADATA).read_text())
     about["device"]["threads"] = 99
-    (models / learned.ABOUT).write_text(json.dumps(about))
+    (models / learned.METADATA).write_text(json.dumps(about))
     with pytest.raises(ValueError, match="99 threads, not of"):
         cost_model("cpu")
     settings.cost_models = str(models / "nowhere")
@@ -337,7 +337,7 @@ FIGURES = ["flops", "memory", "cache_bytes", "edge", "call", "fused"]
 @pytest.mark.parametrize("value", ["1e400", "NaN", "-1.0", "null", '"x"', "1e308"])
 @pytest.mark.parametrize("name", FIGURES)
 def test_figures_that_no_machine_has_are_named(models, name, value):
-    path = models / learned.ABOUT
+    path = models / learned.METADATA
     about = json.loads(path.read_text())
     about["machine"][name] = "here"
     path.write_text(json.dumps(about).replace('"here"', value))
@@ -346,10 +346,10 @@ def test_figures_that_no_machine_has_are_named(models, name, value):
 
 
 def test_a_rate_of_zero_is_no_figure_and_a_time_of_zero_is(models):
-    about = json.loads((models / learned.ABOUT).read_text())
+    about = json.loads((models / learned.METADATA).read_text())
     for name, fine in (("edge", True), ("flops", False)):
         changed = about | {"machine": about["machine"] | {name: 0.0}}
-        (models / learned.ABOUT).write_text(json.dumps(changed))
+        (models / learned.METADATA).write_text(json.dumps(changed))
         learned.read.cache_clear()
         if fine:
             assert cost_model("cpu").source.startswith("a model learned on")
@@ -359,7 +359,7 @@ def test_a_rate_of_zero_is_no_figure_and_a_time_of_zero_is(models):
 
 
 def test_deep_json_is_no_cost_model(models, capsys, monkeypatch):
-    (models / learned.ABOUT).write_text("[" * 100_000)
+    (models / learned.METADATA).write_text("[" * 100_000)
     with pytest.raises(ValueError, match="RecursionError"):
         cost_model("cpu")
     monkeypatch.setattr("pyg_accel.doctor.examine", list)

@@ -1,4 +1,4 @@
-"""Precomputes what the backward pass of attention reads of each target and head."""
+"""Precomputes values per target and head for the backward pass of attention."""
 
 import triton
 import triton.language as tl

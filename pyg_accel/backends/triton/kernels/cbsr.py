@@ -28,11 +28,11 @@ def row_kernel(
     DOT: tl.constexpr,
     ACC: tl.constexpr,
 ) -> None:
-    """A program has the edges of one row of the graph, or of a piece of it.
+    """A program has the edges of one row of the graph, or of a piece of a row.
 
-    It adds its row of x to the sums of the sources, the paper's outer product: additions are
-    atomic, so their order differs from run to run. With DOT it multiplies it by the values of each
-    source instead, a number per edge.
+    It adds its row of x to the sums of the sources, the paper's outer product. Additions are
+    atomic, so their order differs from run to run. With DOT it multiplies the row by the values of
+    each source instead, a number per edge.
     """
     task = tl.program_id(0)
     row = task.to(tl.int64)

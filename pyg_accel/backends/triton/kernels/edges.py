@@ -1,4 +1,4 @@
-"""From what edge kernels added up, or kept of maxima, to results."""
+"""Converts the sums and maxima of edge kernels to results."""
 
 import triton
 import triton.language as tl

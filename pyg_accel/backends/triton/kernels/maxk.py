@@ -81,7 +81,7 @@ def maxk_kernel(
             high = low
     above = (key > low).to(tl.int32)
     equal = (key == low).to(tl.int32)
-    need = k - tl.sum(above, axis=0)  # of the equal ones, those of the lowest columns
+    need = k - tl.sum(above, axis=0)  # number of equal ones, from the lowest columns
     counts = above | (equal << 16)  # both in one scan; fewer than 2**16 precede any column
     before = tl.cumsum(counts, axis=0) - counts
     tied = (before >> 16) & 0xFFFF

@@ -51,7 +51,7 @@ def _decoded(x: tl.tensor, ACC: tl.constexpr, INT8: tl.constexpr) -> tl.tensor:
         return x.to(ACC)
 
 
-@triton.jit(do_not_specialize=["rows", "heads", "width", "kept"])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["rows", "heads", "width", "samples"])  # type: ignore[untyped-decorator]
 def choose_kernel(
     rowptr_ptr: tl.tensor,
     col_ptr: tl.tensor,
@@ -63,7 +63,7 @@ def choose_kernel(
     rows: tl.tensor,
     heads: tl.tensor,
     width: tl.tensor,
-    kept: tl.tensor,
+    samples: tl.tensor,
     ROWS: tl.constexpr,
     LANES: tl.constexpr,
     STRATEGY: tl.constexpr,
@@ -76,8 +76,8 @@ def choose_kernel(
 ) -> None:
     """Program (block of rows, head): columns and factors of the samples of ROWS rows.
 
-    Row r's begin at r * width if PADDED, else where the row itself begins. There are `kept` factors
-    a head; columns are the same for all.
+    The samples of row r begin at r * width if PADDED, else where the row itself begins. Each head
+    has `samples` factors; columns are the same for all heads.
     """
     head = tl.program_id(1)
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
@@ -114,11 +114,11 @@ def choose_kernel(
                 factor = tl.load(weight_ptr + entry, mask=ok, other=0).to(ACC)
             if ROW_SCALE:
                 factor *= tl.load(row_scale_ptr + source, mask=ok, other=0.0).to(ACC)
-            tl.store(factor_ptr + head.to(tl.int64) * kept + slot, factor, mask=ok)
+            tl.store(factor_ptr + head.to(tl.int64) * samples + slot, factor, mask=ok)
         done += LANES
 
 
-@triton.jit(do_not_specialize=["rows", "columns", "stride", "heads", "width", "kept"])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["rows", "columns", "stride", "heads", "width", "samples"])  # type: ignore[untyped-decorator]
 def sum_kernel(
     rowptr_ptr: tl.tensor,
     source_ptr: tl.tensor,
@@ -131,7 +131,7 @@ def sum_kernel(
     stride: tl.tensor,
     heads: tl.tensor,
     width: tl.tensor,
-    kept: tl.tensor,
+    samples: tl.tensor,
     ROWS: tl.constexpr,
     LANES: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -147,8 +147,8 @@ def sum_kernel(
 ) -> None:
     """Program (block of rows, slice of columns of a head): ROWS x COLUMNS sums.
 
-    LANES entries of each row are side by side, UNROLL of those in flight. `columns` and `stride`
-    count units of UNIT features.
+    LANES entries of each row are parallel, unrolled UNROLL times. `columns` and `stride` count
+    units of UNIT features.
     """
     features = columns * UNIT
     slices = (features + COLUMNS - 1) // COLUMNS
@@ -168,7 +168,7 @@ def sum_kernel(
     x_head = x_ptr + head.to(tl.int64) * features
     own_factor_ptr = factor_ptr
     if FACTORS:
-        own_factor_ptr = factor_ptr + head.to(tl.int64) * kept
+        own_factor_ptr = factor_ptr + head.to(tl.int64) * samples
     total = tl.zeros([ROWS * LANES, COLUMNS], ACC)
     most = tl.max(count, axis=0)
     done = most * 0

@@ -1,4 +1,4 @@
-"""Scattering the gradient of a maximum to its winners, with whole numbers in place of floats.
+"""Scatters the gradient of a maximum to its winners, as integers instead of floats.
 
 Sums of integers do not depend on the order of their terms, so atomic additions are deterministic.
 """
@@ -83,6 +83,6 @@ def scatter_finish_kernel(
     result = tl.where(strange == 1, float("inf"), result)
     result = tl.where(strange == 2, float("-inf"), result)
     result = tl.where(strange > 2, float("nan"), result)
-    if out_ptr.dtype.element_ty != tl.float64:  # the interpreter knows no way to 16 bits from 64
+    if out_ptr.dtype.element_ty != tl.float64:  # the interpreter cannot convert 64 to 16 bits
         result = result.to(tl.float32)
     tl.store(out_ptr + i, result, mask=ok)

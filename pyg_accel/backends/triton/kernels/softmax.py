@@ -1,8 +1,8 @@
 """Softmax over the edges of each row, and its backward.
 
 Scores are [E, H] in the order of the edges. A program has a tile of ``ROWS * LANES`` edges by
-``HEADS`` heads. Each lane keeps a running maximum and a sum relative to it; the lanes of a row are
-brought together, and a second pass over the same edges, which are in cache by then, writes.
+``HEADS`` heads. Each lane has a running maximum and a sum relative to it; the lanes of a row are
+reduced, and a second pass over the same edges, which are in cache by then, writes.
 """
 
 import triton
@@ -118,7 +118,7 @@ def softmax_combine_kernel(
     BACKWARD: tl.constexpr,
     ACC: tl.constexpr,
 ) -> None:
-    """A program gives all pieces of one long row the maximum and the sum of the row."""
+    """A program sets the maximum and the sum of a long row for all its pieces."""
     begin = tl.load(first_ptr + tl.program_id(0))
     end = tl.load(first_ptr + tl.program_id(0) + 1)
     h = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
