@@ -1,4 +1,4 @@
-"""Moves checks of sizes ahead of what must not run twice.
+"""Moves checks of sizes ahead of what must not run twice, and drops what nothing reads.
 
 A program whose sizes are not those that it expects stops, and the call is made by the code of the
 layer. So random numbers are only drawn, and tensors changed, once all sizes are known to fit.
@@ -10,9 +10,18 @@ from torch import fx
 
 from pyg_accel.record.about import ABOUT, EFFECT, WRITES
 from pyg_accel.record.dims import SIZES, expect
+from pyg_accel.record.edge_tensors import name_of
 from pyg_accel.record.split import DERIVED
 
-__all__ = ["checks_first"]
+__all__ = ["checks_first", "drop_unused"]
+
+# Functions that are removed from the graph if nothing reads their result, such as arguments that
+# are collected for a message that does not use them.
+_WITHOUT_EFFECT = frozenset({
+    "__getitem__", "getitem", "index_select", "unbind", "view", "reshape", "expand", "expand_as",
+    "squeeze", "unsqueeze", "select", "narrow", "graph_of", "size", "add", "sub", "mul", "floordiv",
+    "empty",
+})  # fmt: skip
 
 
 def checks_first(graph: fx.Graph) -> fx.Graph | None:
@@ -54,3 +63,11 @@ def _is_early(node: fx.Node, early: dict[fx.Node, None], written: set[int]) -> b
         return inputs[0].op == "call_function"
     unchanged = all(i.meta[ABOUT].memory not in written for i in inputs if ABOUT in i.meta)
     return DERIVED in node.meta and unchanged
+
+
+def drop_unused(graph: fx.Graph) -> None:
+    """Remove functions without effect whose results nothing reads."""
+    for node in reversed(graph.nodes):
+        name = node.target if node.op == "call_method" else name_of(node.target)
+        if not node.users and node.op.startswith("call") and name in _WITHOUT_EFFECT:
+            graph.erase_node(node)
