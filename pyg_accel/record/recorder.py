@@ -224,10 +224,7 @@ class Recorder(TorchFunctionMode):
         *,
         borrows: bool = False,
     ) -> None:
-        """Record a function that ran: one of torch with the operators that it called, or of ours.
-
-        See :func:`perform`.
-        """
+        """Record a function of torch that called ``operators``, or one of this package."""
         name, changes, trusted = name_of(function), list[Tensor](), operators is None
         if not trusted:
             changes = changed_in_place(name, args, kwargs)
