@@ -13,13 +13,13 @@ from pyg_accel.ops.spmm import spmm
 __all__ = [
     "Pairs",
     "Relations",
+    "graph_into_pairs",
     "graph_of_pairs",
+    "graph_out_of_pairs",
     "multiply_pairs",
-    "multiply_relations",
     "pairs_of",
     "relational_spmm",
     "stack_relations",
-    "sums_of_relations",
 ]
 
 
@@ -54,13 +54,26 @@ def stack_relations(
     Raises:
         IndexError: for ids outside of their range.
     """
+    into, nodes, ptr = graph_into_pairs(source, target, relation, sizes)
+    return Relations(into, graph_out_of_pairs(nodes, sizes[1]), ptr)
+
+
+def graph_into_pairs(
+    source: Tensor, target: Tensor, relation: Tensor, sizes: tuple[int, int, int]
+) -> tuple[Graph, Tensor, Tensor]:
+    """Return ``into`` of :class:`Relations`, the nodes of its pairs, [P], and ``ptr``.
+
+    The arguments and errors are those of :func:`stack_relations`.
+    """
     sources, targets, relations = sizes
     nodes, ptr, pair = _pairs(target, relation, targets, relations)
-    return Relations(
-        Graph.from_edge_index(torch.stack([source.long(), pair]), (sources, nodes.numel())),
-        Graph.from_edge_index(_own_edges(nodes).flip(0), (nodes.numel(), targets)),
-        ptr,
-    )
+    edges = torch.stack([source.long(), pair])
+    return Graph.from_edge_index(edges, (sources, nodes.numel())), nodes, ptr
+
+
+def graph_out_of_pairs(nodes: Tensor, targets: int) -> Graph:
+    """Return the graph with an edge from each of P pairs to its node, of so many."""
+    return Graph.from_edge_index(_own_edges(nodes).flip(0), (nodes.numel(), targets))
 
 
 class Pairs(NamedTuple):
@@ -174,29 +187,11 @@ def relational_spmm(
     Returns:
         [num targets, H].
     """
-    summed: Tensor = spmm(relations.out, sums_of_relations(relations, x, weight, reduce=reduce))
-    return summed
-
-
-def sums_of_relations(
-    relations: Relations, x: Tensor, weight: Tensor, *, reduce: str = "sum"
-) -> Tensor:
-    """As :func:`relational_spmm`, but not summed over relations: [P, H]."""
-    return multiply_relations(relations, spmm(relations.into, x, reduce=reduce), weight)
-
-
-def multiply_relations(relations: Relations, rows: Tensor, weight: Tensor) -> Tensor:
-    """Multiply the rows of each relation by its matrix.
-
-    Args:
-        relations: of :func:`stack_relations`.
-        rows: [P, F], one for each pair of a relation and a target.
-        weight: [R, F, H], or [R, B, F / B, H / B] for blocks on a diagonal.
-
-    Returns:
-        [P, H].
-    """
+    rows = spmm(relations.into, x, reduce=reduce)
     if weight.dim() == 3:
-        return segment_matmul(rows, relations.ptr, weight)
-    parts = zip(rows.chunk(weight.size(1), dim=1), weight.unbind(1), strict=True)
-    return torch.cat([segment_matmul(part, relations.ptr, w) for part, w in parts], dim=1)
+        rows = segment_matmul(rows, relations.ptr, weight)
+    else:
+        parts = zip(rows.chunk(weight.size(1), dim=1), weight.unbind(1), strict=True)
+        rows = torch.cat([segment_matmul(part, relations.ptr, w) for part, w in parts], dim=1)
+    summed: Tensor = spmm(relations.out, rows)
+    return summed

@@ -3,13 +3,14 @@
 It calls a layer for each relation, and a hundred relations are a hundred calls too small to be
 worth a kernel. Where all of them are SAGEConv or GraphConv of one shape, the graphs of all
 relations are stacked and aggregated over at once, with a row for each pair of a relation and a
-target, and each row is multiplied by the matrix of its relation.
+target, and each row is multiplied by the matrix of its relation. From there on each type of targets
+goes its own way: one that nobody reads has no backward pass, and its weights no gradients.
 """
 
 import weakref
 from collections.abc import Callable
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, groupby
 from typing import Any, NamedTuple
 
 import torch
@@ -21,10 +22,11 @@ from torch_geometric.nn.dense import Linear
 
 from pyg_accel.costs import Work, work_of
 from pyg_accel.formula import Computation, Operand
-from pyg_accel.graph import for_autograd
+from pyg_accel.graph import Graph, for_autograd
 from pyg_accel.graph.derived import derived, find
 from pyg_accel.machine import is_captured
-from pyg_accel.ops.relations import Relations, stack_relations, sums_of_relations
+from pyg_accel.ops.relations import graph_into_pairs, graph_out_of_pairs
+from pyg_accel.ops.segment_matmul import segment_matmul
 from pyg_accel.ops.spmm import spmm
 from pyg_accel.patching import gate
 from pyg_accel.patching.reasons import (
@@ -40,6 +42,19 @@ __all__ = ["forward"]
 # What a layer does, and bytes of its features, in the last call that was not ruled out otherwise.
 _judged: "weakref.WeakKeyDictionary[HeteroConv, tuple[Work, int]]" = weakref.WeakKeyDictionary()
 EdgeType = tuple[str, ...]  # source, relation, target
+
+
+class Stack(NamedTuple):
+    """The graphs of all relations, those into a type of nodes one after another.
+
+    Attributes:
+        into: from all nodes to the pairs of a relation and a target.
+        outs: of every type of targets, the graph from its pairs to its nodes, and where the pairs
+            of each of its relations begin, from 0; on the CPU.
+    """
+
+    into: Graph
+    outs: tuple[tuple[Graph, Tensor], ...]
 
 
 class Parts(NamedTuple):
@@ -77,6 +92,8 @@ def forward(original: Callable[..., Any], self: HeteroConv, *args: Any, **kwargs
     parts = {key: found for key, conv in layers.items() if (found := _parts_of(conv)) is not None}
     if len(parts) < len(layers):
         return original(self, *args)
+    targets = list(dict.fromkeys(key[-1] for key in parts))
+    parts = dict(sorted(parts.items(), key=lambda part: targets.index(part[0][-1])))
     call = gate.Call(original, self, args, {})
     device = next(iter(parts.values())).linear.weight.device
     reasons = _reasons(self, layers, parts, xs, edges)
@@ -127,8 +144,8 @@ def _stacked(
     self: Any = call.owner
     graphs, how = _stacking(parts, xs, edges)
     key, make = ("relations", *how.values()), for_autograd(partial(_stack, *graphs, **how))
-    relations: Relations = derived(graphs, key, make)
-    out = _all_at_once(parts, relations, {name: xs[name] for name in _types_of(parts)}, self.aggr)
+    stack: Stack = derived(graphs, key, make)
+    out = _all_at_once(parts, stack, {name: xs[name] for name in _types_of(parts)}, self.aggr)
     return out, [_computed_by(parts)]
 
 
@@ -138,23 +155,21 @@ def _computed_by(parts: dict[EdgeType, Parts]) -> Computation:
 
 
 def _all_at_once(
-    parts: dict[EdgeType, Parts],
-    relations: Relations,
-    xs: dict[str, Tensor],
-    aggr: str | None,
+    parts: dict[EdgeType, Parts], stack: Stack, xs: dict[str, Tensor], aggr: str | None
 ) -> dict[str, Tensor]:
-    """Make the calls of all layers; ``xs`` are in the order of the nodes of ``relations``."""
-    weight = torch.stack([part.linear.weight.t() for part in parts.values()])
+    """Make the calls of all layers; ``xs`` are in the order of the nodes of ``stack``."""
     reduce = next(iter(parts.values())).reduce
-    rows = sums_of_relations(relations, torch.cat(list(xs.values())), weight, reduce=reduce)
-    if aggr not in ("sum", "mean"):
-        return _grouped(parts, relations, rows, xs, aggr)
-    sizes = [features.size(0) for features in xs.values()]
-    sums = dict(zip(xs, spmm(relations.out, rows).split(sizes), strict=True))
+    rows = spmm(stack.into, torch.cat(list(xs.values())), reduce=reduce)
+    targets = dict.fromkeys(key[-1] for key in parts)
+    each = rows.split([int(ptr[-1]) for _, ptr in stack.outs])
     out = {}
-    for name in dict.fromkeys(key[-1] for key in parts):
+    for name, (graph, ptr), own in zip(targets, stack.outs, each, strict=True):
         mine = [part for key, part in parts.items() if key[-1] == name]
-        result = sums[name]
+        own = segment_matmul(own, ptr, torch.stack([part.linear.weight.t() for part in mine]))
+        if aggr not in ("sum", "mean"):
+            out[name] = group(_apart(mine, graph, ptr, own, xs[name]), aggr)
+            continue
+        result = spmm(graph, own)
         if roots := [part.root.weight for part in mine if part.root is not None]:
             result = result + xs[name] @ torch.stack(roots).sum(0).t()
         if biases := [part.linear.bias for part in mine if part.linear.bias is not None]:
@@ -163,33 +178,23 @@ def _all_at_once(
     return out
 
 
-def _grouped(
-    parts: dict[EdgeType, Parts],
-    relations: Relations,
-    rows: Tensor,
-    xs: dict[str, Tensor],
-    aggr: str | None,
-) -> dict[str, Tensor]:
-    """Reduce over relations as PyG does, from the result of every layer."""
-    begin = dict(zip(xs, accumulate([x.size(0) for x in xs.values()], initial=0), strict=False))
-    counts = relations.ptr.diff().tolist()
-    nodes = relations.out.transposed().col.long()  # of every pair, which has one
-    results: dict[str, list[Tensor]] = {}
-    for (key, part), own, ids in zip(
-        parts.items(), rows.split(counts), nodes.split(counts), strict=True
-    ):
-        x = xs[key[-1]]
-        result = own.new_zeros(x.size(0), own.size(1)).index_copy(0, ids - begin[key[-1]], own)
+def _apart(
+    parts: list[Parts], graph: Graph, ptr: Tensor, rows: Tensor, x: Tensor
+) -> list[Tensor]:
+    """The results of all layers of a type of targets."""
+    counts, nodes = ptr.diff().tolist(), graph.transposed().col.long()  # each pair has one
+    results = []
+    for part, own, ids in zip(parts, rows.split(counts), nodes.split(counts), strict=True):
+        result = own.new_zeros(x.size(0), own.size(1)).index_copy(0, ids, own)
         if part.root is not None:
             result = result + x @ part.root.weight.t()
         if part.linear.bias is not None:
             result = result + part.linear.bias
-        results.setdefault(key[-1], []).append(result)
-    reduced = ((name, group(found, aggr)) for name, found in results.items())
-    return {name: out for name, out in reduced if out is not None}  # it is None of no layers
+        results.append(result)
+    return results
 
 
-def _stack(*edges: Tensor, sizes: tuple[int, ...], ends: tuple[tuple[int, int], ...]) -> Relations:
+def _stack(*edges: Tensor, sizes: tuple[int, ...], ends: tuple[tuple[int, int], ...]) -> Stack:
     """Stack the graphs of relations between types of nodes: those of a type follow one another."""
     device = edges[0].device
     counts = torch.tensor([ei.size(1) for ei in edges], device=device)
@@ -202,7 +207,14 @@ def _stack(*edges: Tensor, sizes: tuple[int, ...], ends: tuple[tuple[int, int], 
         if bool(((ids < 0) | (ids >= most)).any()):  # once moved they would be another type's
             raise IndexError("found ids in 'edge_index_dict' that are no nodes of their type")
         moved.append(ids + begin)
-    return stack_relations(moved[0], moved[1], relation, (total, total, len(edges)))
+    into, nodes, ptr = graph_into_pairs(*moved, relation, (total, total, len(edges)))
+    outs, end = [], 0
+    for target, alike in groupby(target for _, target in ends):
+        start, end = end, end + len(list(alike))
+        own = nodes[int(ptr[start]) : int(ptr[end])] - first[target]
+        graph = graph_out_of_pairs(own, sizes[target])
+        outs.append((graph, ptr[start : end + 1] - ptr[start]))
+    return Stack(into, tuple(outs))
 
 
 def _reasons(

@@ -382,9 +382,9 @@ def test_stacked_layers_are_verified_when_asked(monkeypatch):
     layer = hetero(edges, ALIKE["SAGE"])
     with pyg_accel.patched():
         layer(x, edges)
-        wrong = relations_of_types.sums_of_relations
+        wrong = relations_of_types.segment_matmul
         monkeypatch.setattr(
-            relations_of_types, "sums_of_relations", lambda *a, **k: wrong(*a, **k) + 1
+            relations_of_types, "segment_matmul", lambda *a, **k: wrong(*a, **k) + 1
         )
         with pytest.raises(VerificationError):
             layer(x, edges)
