@@ -4,7 +4,7 @@ import os
 import sys
 import tempfile
 import zlib
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import numpy as np

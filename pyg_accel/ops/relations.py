@@ -13,9 +13,7 @@ from pyg_accel.ops.spmm import spmm
 __all__ = [
     "Pairs",
     "Relations",
-    "graph_into_pairs",
     "graph_of_pairs",
-    "graph_out_of_pairs",
     "multiply_pairs",
     "pairs_of",
     "relational_spmm",
@@ -54,26 +52,13 @@ def stack_relations(
     Raises:
         IndexError: for ids outside of their range.
     """
-    into, nodes, ptr = graph_into_pairs(source, target, relation, sizes)
-    return Relations(into, graph_out_of_pairs(nodes, sizes[1]), ptr)
-
-
-def graph_into_pairs(
-    source: Tensor, target: Tensor, relation: Tensor, sizes: tuple[int, int, int]
-) -> tuple[Graph, Tensor, Tensor]:
-    """Return ``into`` of :class:`Relations`, the nodes of its pairs, [P], and ``ptr``.
-
-    The arguments and errors are those of :func:`stack_relations`.
-    """
     sources, targets, relations = sizes
     nodes, ptr, pair = _pairs(target, relation, targets, relations)
-    edges = torch.stack([source.long(), pair])
-    return Graph.from_edge_index(edges, (sources, nodes.numel())), nodes, ptr
-
-
-def graph_out_of_pairs(nodes: Tensor, targets: int) -> Graph:
-    """Return the graph with an edge from each of P pairs to its node, of so many."""
-    return Graph.from_edge_index(_own_edges(nodes).flip(0), (nodes.numel(), targets))
+    return Relations(
+        Graph.from_edge_index(torch.stack([source.long(), pair]), (sources, nodes.numel())),
+        Graph.from_edge_index(_own_edges(nodes).flip(0), (nodes.numel(), targets)),
+        ptr,
+    )
 
 
 class Pairs(NamedTuple):

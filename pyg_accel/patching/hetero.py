@@ -2,16 +2,16 @@
 
 It calls a layer for each relation, and a hundred relations are a hundred calls too small to be
 worth a kernel. Where all of them are SAGEConv or GraphConv of one shape, the graphs of all
-relations are stacked and aggregated over at once, with a row for each pair of a relation and a
-target, and each row is multiplied by the matrix of its relation. From there on each type of targets
-goes its own way: one that nobody reads has no backward pass, and its weights no gradients.
+relations into a type of nodes are stacked and aggregated over at once, with a row for each pair of
+a relation and a target, and each row is multiplied by the matrix of its relation. Types of targets
+stay apart: one that nobody reads has no backward pass, and its weights no gradients, as in PyG.
 """
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import accumulate, groupby
-from typing import Any, NamedTuple
+from itertools import accumulate
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -22,10 +22,10 @@ from torch_geometric.nn.dense import Linear
 
 from pyg_accel.costs import Work, work_of
 from pyg_accel.formula import Computation, Operand
-from pyg_accel.graph import Graph, for_autograd
+from pyg_accel.graph import for_autograd
 from pyg_accel.graph.derived import derived, find
 from pyg_accel.machine import is_captured
-from pyg_accel.ops.relations import graph_into_pairs, graph_out_of_pairs
+from pyg_accel.ops.relations import Relations, relational_spmm, stack_relations
 from pyg_accel.ops.segment_matmul import segment_matmul
 from pyg_accel.ops.spmm import spmm
 from pyg_accel.patching import gate
@@ -42,19 +42,6 @@ __all__ = ["forward"]
 # What a layer does, and bytes of its features, in the last call that was not ruled out otherwise.
 _judged: "weakref.WeakKeyDictionary[HeteroConv, tuple[Work, int]]" = weakref.WeakKeyDictionary()
 EdgeType = tuple[str, ...]  # source, relation, target
-
-
-class Stack(NamedTuple):
-    """The graphs of all relations, those into a type of nodes one after another.
-
-    Attributes:
-        into: from all nodes to the pairs of a relation and a target.
-        outs: of every type of targets, the graph from its pairs to its nodes, and where the pairs
-            of each of its relations begin, from 0; on the CPU.
-    """
-
-    into: Graph
-    outs: tuple[tuple[Graph, Tensor], ...]
 
 
 class Parts(NamedTuple):
@@ -92,8 +79,6 @@ def forward(original: Callable[..., Any], self: HeteroConv, *args: Any, **kwargs
     parts = {key: found for key, conv in layers.items() if (found := _parts_of(conv)) is not None}
     if len(parts) < len(layers):
         return original(self, *args)
-    targets = list(dict.fromkeys(key[-1] for key in parts))
-    parts = dict(sorted(parts.items(), key=lambda part: targets.index(part[0][-1])))
     call = gate.Call(original, self, args, {})
     device = next(iter(parts.values())).linear.weight.device
     reasons = _reasons(self, layers, parts, xs, edges)
@@ -120,20 +105,29 @@ def _parts_of(conv: Any) -> Parts | None:
     return Parts(reduce, linear, root) if linears[-1].weight.size(1) == weight.size(1) else None
 
 
+def _by_target(parts: dict[EdgeType, Parts]) -> dict[str, dict[EdgeType, Parts]]:
+    """The layers of the relations into each type of nodes."""
+    apart: dict[str, dict[EdgeType, Parts]] = {}
+    for key, part in parts.items():
+        apart.setdefault(key[-1], {})[key] = part
+    return apart
+
+
 def _stacking(
-    parts: dict[EdgeType, Parts], xs: dict[str, Tensor], edges: dict[EdgeType, Tensor]
+    relations: Sequence[EdgeType], xs: dict[str, Tensor], edges: dict[EdgeType, Tensor]
 ) -> tuple[list[Tensor], dict[str, Any]]:
     """The arguments of :func:`_stack`: the graphs, and what else tells their stack apart."""
-    types = _types_of(parts)
+    sources = _sources_of(relations)
     how = {
-        "sizes": tuple(xs[name].size(0) for name in types),
-        "ends": tuple((types.index(key[0]), types.index(key[-1])) for key in parts),
+        "sizes": tuple(xs[name].size(0) for name in sources),
+        "ends": tuple(sources.index(key[0]) for key in relations),
+        "targets": xs[relations[0][-1]].size(0),
     }
-    return [edges[key] for key in parts], how
+    return [edges[key] for key in relations], how
 
 
-def _types_of(parts: dict[EdgeType, Parts]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(name for key in parts for name in (key[0], key[-1])))
+def _sources_of(relations: Sequence[EdgeType]) -> list[str]:
+    return list(dict.fromkeys(key[0] for key in relations))
 
 
 def _stacked(
@@ -142,10 +136,14 @@ def _stacked(
     """Make the calls of all layers at once."""
     xs, edges = call.args
     self: Any = call.owner
-    graphs, how = _stacking(parts, xs, edges)
-    key, make = ("relations", *how.values()), for_autograd(partial(_stack, *graphs, **how))
-    stack: Stack = derived(graphs, key, make)
-    out = _all_at_once(parts, stack, {name: xs[name] for name in _types_of(parts)}, self.aggr)
+    out = {}
+    for name, mine in _by_target(parts).items():
+        graphs, how = _stacking(list(mine), xs, edges)
+        key, make = ("relations", *how.values()), for_autograd(partial(_stack, *graphs, **how))
+        relations: Relations = derived(graphs, key, make)
+        sources = [xs[source] for source in _sources_of(list(mine))]
+        x = torch.cat(sources) if len(sources) > 1 else sources[0]
+        out[name] = _into_target(list(mine.values()), relations, x, xs[name], self.aggr)
     return out, [_computed_by(parts)]
 
 
@@ -154,67 +152,52 @@ def _computed_by(parts: dict[EdgeType, Parts]) -> Computation:
     return Computation(Operand("u", 0), (reduce,), relations=len(parts))
 
 
-def _all_at_once(
-    parts: dict[EdgeType, Parts], stack: Stack, xs: dict[str, Tensor], aggr: str | None
-) -> dict[str, Tensor]:
-    """Make the calls of all layers; ``xs`` are in the order of the nodes of ``stack``."""
-    reduce = next(iter(parts.values())).reduce
-    rows = spmm(stack.into, torch.cat(list(xs.values())), reduce=reduce)
-    targets = dict.fromkeys(key[-1] for key in parts)
-    each = rows.split([int(ptr[-1]) for _, ptr in stack.outs])
-    out = {}
-    for name, (graph, ptr), own in zip(targets, stack.outs, each, strict=True):
-        mine = [part for key, part in parts.items() if key[-1] == name]
-        own = segment_matmul(own, ptr, torch.stack([part.linear.weight.t() for part in mine]))
-        if aggr not in ("sum", "mean"):
-            out[name] = group(_apart(mine, graph, ptr, own, xs[name]), aggr)
-            continue
-        result = spmm(graph, own)
-        if roots := [part.root.weight for part in mine if part.root is not None]:
-            result = result + xs[name] @ torch.stack(roots).sum(0).t()
-        if biases := [part.linear.bias for part in mine if part.linear.bias is not None]:
-            result = result + torch.stack(biases).sum(0)
-        out[name] = result / len(mine) if aggr == "mean" else result
-    return out
+def _into_target(
+    parts: list[Parts], relations: Relations, source: Tensor, target: Tensor, aggr: str | None
+) -> Tensor:
+    """Make the calls of all layers into a type of nodes."""
+    weight = torch.stack([part.linear.weight.t() for part in parts])
+    if aggr not in ("sum", "mean"):
+        rows = spmm(relations.into, source, reduce=parts[0].reduce)
+        rows = segment_matmul(rows, relations.ptr, weight)
+        return cast("Tensor", group(_apart(parts, relations, rows, target), aggr))
+    result = relational_spmm(relations, source, weight, reduce=parts[0].reduce)
+    if roots := [part.root.weight for part in parts if part.root is not None]:
+        result = result + target @ torch.stack(roots).sum(0).t()
+    if biases := [part.linear.bias for part in parts if part.linear.bias is not None]:
+        result = result + torch.stack(biases).sum(0)
+    return result / len(parts) if aggr == "mean" else result
 
 
-def _apart(
-    parts: list[Parts], graph: Graph, ptr: Tensor, rows: Tensor, x: Tensor
-) -> list[Tensor]:
-    """The results of all layers of a type of targets."""
-    counts, nodes = ptr.diff().tolist(), graph.transposed().col.long()  # each pair has one
+def _apart(parts: list[Parts], relations: Relations, rows: Tensor, target: Tensor) -> list[Tensor]:
+    """The result of every layer, which PyG reduces."""
+    counts = relations.ptr.diff().tolist()
+    nodes = relations.out.transposed().col.long()  # of every pair, which has one
     results = []
     for part, own, ids in zip(parts, rows.split(counts), nodes.split(counts), strict=True):
-        result = own.new_zeros(x.size(0), own.size(1)).index_copy(0, ids, own)
+        result = own.new_zeros(target.size(0), own.size(1)).index_copy(0, ids, own)
         if part.root is not None:
-            result = result + x @ part.root.weight.t()
+            result = result + target @ part.root.weight.t()
         if part.linear.bias is not None:
             result = result + part.linear.bias
         results.append(result)
     return results
 
 
-def _stack(*edges: Tensor, sizes: tuple[int, ...], ends: tuple[tuple[int, int], ...]) -> Stack:
-    """Stack the graphs of relations between types of nodes: those of a type follow one another."""
+def _stack(
+    *edges: Tensor, sizes: tuple[int, ...], ends: tuple[int, ...], targets: int
+) -> Relations:
+    """Stack the graphs of relations into a type of nodes; types of sources follow one another."""
     device = edges[0].device
     counts = torch.tensor([ei.size(1) for ei in edges], device=device)
     relation = torch.repeat_interleave(torch.arange(len(edges), device=device), counts)
     *first, total = accumulate(sizes, initial=0)
-    moved = []
-    for side, ids in enumerate(torch.cat(edges, dim=1).long()):
-        most = torch.tensor([sizes[end[side]] for end in ends], device=device)[relation]
-        begin = torch.tensor([first[end[side]] for end in ends], device=device)[relation]
-        if bool(((ids < 0) | (ids >= most)).any()):  # once moved they would be another type's
-            raise IndexError("found ids in 'edge_index_dict' that are no nodes of their type")
-        moved.append(ids + begin)
-    into, nodes, ptr = graph_into_pairs(*moved, relation, (total, total, len(edges)))
-    outs, end = [], 0
-    for target, alike in groupby(target for _, target in ends):
-        start, end = end, end + len(list(alike))
-        own = nodes[int(ptr[start]) : int(ptr[end])] - first[target]
-        graph = graph_out_of_pairs(own, sizes[target])
-        outs.append((graph, ptr[start : end + 1] - ptr[start]))
-    return Stack(into, tuple(outs))
+    source, target = torch.cat(edges, dim=1).long()
+    most = torch.tensor([sizes[end] for end in ends], device=device)[relation]
+    if bool(((source < 0) | (source >= most)).any()):  # once moved they would be another type's
+        raise IndexError("found ids in 'edge_index_dict' that are no nodes of their type")
+    source = source + torch.tensor([first[end] for end in ends], device=device)[relation]
+    return stack_relations(source, target, relation, (total, targets, len(edges)))
 
 
 def _reasons(
@@ -247,8 +230,8 @@ def _reasons(
     if reasons := call_reasons(layers[first], edges[first]):
         return reasons
     width = xs[first[0]].size(1) * weight.itemsize
-    stacked, how = _stacking(parts, xs, edges)
-    known = find(stacked, ("relations", *how.values())) is not None
+    stacks = [_stacking(list(mine), xs, edges) for mine in _by_target(parts).values()]
+    known = all(find(own, ("relations", *how.values())) is not None for own, how in stacks)
     if is_captured(graphs[0]) and not known:
         return ["stacking waits for the device, and a CUDA graph is captured"]
     _judged[self] = work_of([_computed_by(parts)])._replace(stacks=True), width
