@@ -1,120 +1,69 @@
-"""A made database of the schema and the size of RelBench's rel-f1, for its scripts."""
+"""Where the time of RelBench's `gnn_entity.py` goes, unchanged, on a made database.
 
-import os
-import sys
-import tempfile
-import zlib
-from types import ModuleType
+    python -m benchmarks.scripts.relational --relbench CHECKOUT
+
+It needs the packages `relbench<3` and `pytorch-frame`; PyG alone needs pyg-lib too. Variants, in
+turns, in processes of one thread: `stock`; `sampled`, with the batches of `pyg_accel` and the
+layers of PyG; `patched`, as `python -m pyg_accel run`. A step ends with a backward pass. Times are
+the processor's, medians of the last two thirds of the steps of the fastest turn; `loss_difference`
+is the largest one from `sampled`, over the loss: pyg-lib draws other batches.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
-import torch
-from torch import Tensor
 
-YEARS, RACES, DRIVERS, CONSTRUCTORS, CIRCUITS = range(1950, 2018), 16, 857, 211, 77
+from benchmarks.scripts import __main__ as scripts
+from benchmarks.tools import results
 
-
-class Tables:
-    """Columns of tables by their kinds; each row has a race and drivers of its time."""
-
-    def __init__(self) -> None:
-        self.g = np.random.default_rng(12345)
-        days = [pd.Timestamp(year, 3, 1) + pd.Timedelta(days=14 * i)
-                for year in YEARS for i in range(RACES)]  # fmt: skip
-        self.date = pd.Series(days)
-
-    def words(self, count: int, kinds: int, name: str) -> list[str]:
-        return [f"{name} {i}" for i in self.g.integers(0, kinds, count)]
-
-    def numbers(self, count: int, most: float, missing: float = 0.0) -> Any:
-        values = np.round(self.g.random(count) * most, 3)
-        return np.where(self.g.random(count) < missing, np.nan, values)
-
-    def active(self, race: Any, all_of_them: int) -> Any:
-        """Ids of those who are there at a race: a tenth, from the first to the last year."""
-        begin = race / len(self.date) * all_of_them * 0.9
-        return (begin + self.g.random(len(race)) ** 2 * all_of_them * 0.1).astype(int)
-
-    def by_race(self, each: int, key: str, *, driver: bool = True, team: bool = True,
-                **columns: float) -> pd.DataFrame:  # fmt: skip
-        """So many rows for every race; `columns` have the most of a number, or of a category."""
-        race = np.repeat(np.arange(len(self.date)), each)
-        made: dict[str, Any] = {key: np.arange(len(race)), "raceId": race}
-        if driver:
-            made["driverId"] = self.active(race, DRIVERS)
-        if team:
-            made["constructorId"] = self.active(race, CONSTRUCTORS)
-        for name, most in columns.items():
-            whole = isinstance(most, int)
-            made[name] = (self.g.integers(0, most, len(race)) if whole
-                          else self.numbers(len(race), most, 0.2))  # fmt: skip
-        return pd.DataFrame(made | {"date": self.date[race].to_numpy()})
-
-    def races(self) -> pd.DataFrame:
-        count = len(self.date)
-        return pd.DataFrame({
-            "raceId": np.arange(count), "year": self.date.dt.year,
-            "round": np.arange(count) % RACES + 1,
-            "circuitId": self.g.integers(0, CIRCUITS, count),
-            "name": self.words(count, 40, "Grand Prix"), "date": self.date,
-            "time": self.words(count, 20, "hour"),
-        })  # fmt: skip
-
-    def named(self, key: str, count: int, words: dict[str, int], **more: Any) -> pd.DataFrame:
-        texts = {name: self.words(count, kinds, name) for name, kinds in words.items()}
-        return pd.DataFrame({key: np.arange(count)} | texts | more)
+TASKS = ("driver-dnf", "driver-position")
+BACKENDS = "cpu,cuda,triton,pyg_lib,reference"  # without all of them layers are PyG's
+VARIANTS: dict[str, dict[str, Any]] = {
+    "stock": {"patched": False},
+    "sampled": {"patched": True, "variables": {"PYG_ACCEL_DISABLE": BACKENDS}},
+    "patched": {"patched": True},
+}
 
 
-def database(_: Any = None) -> Any:
-    """Return the tables, with keys and times."""
-    from relbench.base import Database, Table
-
-    made = Tables()
-    where = {"lat": made.numbers(CIRCUITS, 60), "lng": made.numbers(CIRCUITS, 60),
-             "alt": made.numbers(CIRCUITS, 900)}  # fmt: skip
-    born = pd.Timestamp(1920, 1, 1) + pd.to_timedelta(np.arange(DRIVERS) * 30, unit="D")
-    both = {"points": 50.0, "position": 25, "wins": 12}
-    frames = {
-        "races": made.races(),
-        "circuits": made.named("circuitId", CIRCUITS, {"circuitRef": 77, "name": 77,
-                               "location": 70, "country": 30}, **where),
-        "drivers": made.named("driverId", DRIVERS, {"driverRef": 857, "code": 90, "forename": 400,
-                              "surname": 700, "nationality": 40}, dob=born),
-        "results": made.by_race(24, "resultId", number=99.0, grid=24, position=24.0,
-                                positionOrder=24, points=25.0, laps=80, milliseconds=9e6,
-                                fastestLap=78.0, rank=24.0, statusId=4),
-        "standings": made.by_race(31, "driverStandingsId", team=False, **both),
-        "constructors": made.named("constructorId", CONSTRUCTORS, {"constructorRef": 211,
-                                   "name": 211, "nationality": 24}),
-        "constructor_results": made.by_race(11, "constructorResultsId", driver=False, points=40.0),
-        "constructor_standings": made.by_race(12, "constructorStandingsId", driver=False, **both),
-        "qualifying": made.by_race(9, "qualifyId", number=99, position=24),
-    }  # fmt: skip
-    owners = {"raceId": "races", "driverId": "drivers", "constructorId": "constructors",
-              "circuitId": "circuits"}  # fmt: skip
-    tables = {}
-    for name, frame in frames.items():
-        key, *others = frame.columns
-        ends = {column: owners[column] for column in others if column in owners}
-        time = "date" if "date" in frame else None
-        tables[name] = Table(df=frame, fkey_col_to_pkey_table=ends, pkey_col=key, time_col=time)
-    return Database(tables)
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = results.parser(__doc__, steps=12, seconds=120, turns=2, tasks=TASKS)
+    parser.add_argument("--relbench", type=Path, required=True, help="a checkout of relbench")
+    options = parser.parse_args(arguments)
+    rows = results.Rows("scripts/relational_cpu", options, key=("task",), steps=options.steps)
+    script = options.relbench.resolve() / "examples/gnn_entity.py"
+    for (task,) in results.each(rows.missing((task,) for task in options.tasks)):
+        command = [str(Path(__file__).with_name("database.py")), str(script), "--dataset", "rel-f1",
+                   "--task", task, "--no-download", "--cache_dir", "cache"]  # fmt: skip
+        rows.add(compared(command, options), show=True, task=task)
+    rows.done()
 
 
-def embedded(texts: list[Any]) -> Tensor:
-    """Return a vector for every text, the same for the same text, [len(texts), 300]."""
-    seeds = [zlib.crc32(str(text).encode()) for text in texts]
-    generators = [np.random.default_rng(seed) for seed in seeds]
-    return torch.tensor(np.stack([g.standard_normal(300) for g in generators])).float()
+def compared(command: Sequence[str], options: Any) -> list[dict[str, Any]]:
+    """A row for each part and variant, and one for whole steps."""
+    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in VARIANTS}
+    for _ in range(options.turns):
+        for name, how in VARIANTS.items():
+            runs[name].append(scripts.run(command, options.steps, options.seconds, **how))
+    rows, right = [], runs["sampled"][0]["losses"]
+    for name, found in runs.items():
+        best = min(found, key=lambda one: (bool(one["error"]), scripts.of_steps(one["ends"])[0]))
+        pairs = [(a, b) for a, b in zip(right, best["losses"], strict=False) if name == "patched"]
+        late = best.get("parts", [])[len(best["ends"]) // 3 :]
+        ms = (
+            {part: 1e3 * float(np.median([one[part] for one in late])) for part in late[0]}
+            if late
+            else {}
+        )
+        ms = {"step": scripts.of_steps(best["ends"])[0]} | ms
+        rows += [{
+            "part": part, "variant": name, "ms": value, "peak_mib": best["peak_mib"],
+            "error": best["error"].partition("\n")[0][:120],
+            "loss_difference": max((abs(a - b) / abs(a) for a, b in pairs), default=np.nan),
+        } for part, value in ms.items()]  # fmt: skip
+    return rows
 
 
-def install() -> None:
-    """Let RelBench have the database, and its examples an embedding of texts."""
-    from relbench.datasets.f1 import F1Dataset
-
-    os.environ["RELBENCH_CACHE_DIR"] = tempfile.mkdtemp()
-    F1Dataset.make_db = database
-    module: Any = ModuleType("text_embedder")
-    module.GloveTextEmbedding = lambda **_: embedded
-    sys.modules["text_embedder"] = module
+if __name__ == "__main__":
+    main()
