@@ -20,7 +20,7 @@ from torch_geometric.nn import GraphConv, HeteroConv, SAGEConv
 from torch_geometric.nn.conv.hetero_conv import group
 from torch_geometric.nn.dense import Linear
 
-from pyg_accel.costs import Work, work_of
+from pyg_accel.costs import OF_TARGETS, Work, relational_work
 from pyg_accel.formula import Computation, Operand
 from pyg_accel.graph import for_autograd
 from pyg_accel.graph.derived import derived, find
@@ -71,7 +71,7 @@ def forward(original: Callable[..., Any], self: HeteroConv, *args: Any, **kwargs
     if not (isinstance(xs, dict) and isinstance(edges, dict)):
         return original(self, *args)
     judged = _judged.get(self)  # most calls that are too small are like an earlier one
-    if judged is not None and _too_small(self, edges, *judged):
+    if judged is not None and _too_small(self, xs, edges, *judged):
         return original(self, *args)
     layers: dict[Any, Any] = {key: conv for key, conv in self.convs.items() if key in edges}
     if len(layers) < 2 or not all(takes_part(conv) for conv in layers.values()):
@@ -115,19 +115,15 @@ def _by_target(parts: dict[EdgeType, Parts]) -> dict[str, dict[EdgeType, Parts]]
 
 def _stacking(
     relations: Sequence[EdgeType], xs: dict[str, Tensor], edges: dict[EdgeType, Tensor]
-) -> tuple[list[Tensor], dict[str, Any]]:
-    """The arguments of :func:`_stack`: the graphs, and what else tells their stack apart."""
-    sources = _sources_of(relations)
+) -> tuple[list[str], list[Tensor], dict[str, Any]]:
+    """The types of sources, and arguments of :func:`_stack`: graphs, and what else it depends on."""
+    sources = list(dict.fromkeys(key[0] for key in relations))
     how = {
         "sizes": tuple(xs[name].size(0) for name in sources),
         "ends": tuple(sources.index(key[0]) for key in relations),
         "targets": xs[relations[0][-1]].size(0),
     }
-    return [edges[key] for key in relations], how
-
-
-def _sources_of(relations: Sequence[EdgeType]) -> list[str]:
-    return list(dict.fromkeys(key[0] for key in relations))
+    return sources, [edges[key] for key in relations], how
 
 
 def _stacked(
@@ -138,11 +134,10 @@ def _stacked(
     self: Any = call.owner
     out = {}
     for name, mine in _by_target(parts).items():
-        graphs, how = _stacking(list(mine), xs, edges)
+        sources, graphs, how = _stacking(list(mine), xs, edges)
         key, make = ("relations", *how.values()), for_autograd(partial(_stack, *graphs, **how))
         relations: Relations = derived(graphs, key, make)
-        sources = [xs[source] for source in _sources_of(list(mine))]
-        x = torch.cat(sources) if len(sources) > 1 else sources[0]
+        x = torch.cat([xs[source] for source in sources]) if sources[1:] else xs[sources[0]]
         out[name] = _into_target(list(mine.values()), relations, x, xs[name], self.aggr)
     return out, [_computed_by(parts)]
 
@@ -231,18 +226,22 @@ def _reasons(
         return reasons
     width = xs[first[0]].size(1) * weight.itemsize
     stacks = [_stacking(list(mine), xs, edges) for mine in _by_target(parts).values()]
-    known = all(find(own, ("relations", *how.values())) is not None for own, how in stacks)
+    known = all(find(own, ("relations", *how.values())) is not None for _, own, how in stacks)
     if is_captured(graphs[0]) and not known:
         return ["stacking waits for the device, and a CUDA graph is captured"]
-    _judged[self] = work_of([_computed_by(parts)])._replace(stacks=True), width
-    return _too_small(self, {key: edges[key] for key in layers}, *_judged[self], known=known)
+    _judged[self] = relational_work(_computed_by(parts), len(stacks)), width
+    own = {key: edges[key] for key in layers}
+    return _too_small(self, xs, own, *_judged[self], known=known)
 
 
 def _too_small(
-    self: HeteroConv, edges: dict[Any, Any], work: Work, width: int, *, known: bool = False
-) -> list[str]:
+    self: HeteroConv, xs: dict[Any, Any], edges: dict[Any, Any], work: Work, width: int, *,
+    known: bool = False,
+) -> list[str]:  # fmt: skip
     first = next(iter(edges.values()), None)
     if not isinstance(first, Tensor):
         return []
     together = sum(graph.size(1) for graph in edges.values())
+    rows = sum(x.size(0) for key in edges if isinstance(x := xs.get(key[-1]), Tensor))
+    work = work._replace(tensors=1.0 + OF_TARGETS * round(rows / max(together, 1), 1))
     return gate.too_small(self, first, together, work, width, known=known)

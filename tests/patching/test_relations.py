@@ -409,12 +409,12 @@ def test_what_nobody_reads_has_no_gradients(aggr):
         assert has_gradients() == right
 
 
-@pytest.mark.parametrize(("edges_each", "stacked"), [(40_000, True), (20, True)])
+@pytest.mark.parametrize(("edges_each", "stacked"), [(40_000, True), (20, False)])
 def test_a_few_relations_are_stacked_where_they_are_large_together(report_of, edges_each, stacked):
     settings.always = False
     x = {"a": torch.randn(300, WIDTH), "b": torch.randn(200, WIDTH)}
     ends = {"a": 300, "b": 200}
-    keys = [("a", "to", "b"), ("b", "of", "a")]
+    keys = [("a", "to", "b"), ("b", "of", "b")]
     edges = {
         key: torch.stack([torch.randint(ends[name], (edges_each,)) for name in (key[0], key[2])])
         for key in keys
