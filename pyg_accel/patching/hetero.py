@@ -116,7 +116,7 @@ def _by_target(parts: dict[EdgeType, Parts]) -> dict[str, dict[EdgeType, Parts]]
 def _stacking(
     relations: Sequence[EdgeType], xs: dict[str, Tensor], edges: dict[EdgeType, Tensor]
 ) -> tuple[list[str], list[Tensor], dict[str, Any]]:
-    """The types of sources, and arguments of :func:`_stack`: graphs, and what else it depends on."""
+    """Types of sources, and the arguments of :func:`_stack`: graphs, and what else it reads."""
     sources = list(dict.fromkeys(key[0] for key in relations))
     how = {
         "sizes": tuple(xs[name].size(0) for name in sources),
