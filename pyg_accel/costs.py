@@ -100,11 +100,7 @@ class Work(NamedTuple):
         extremes: maxima and minima.
         attention: messages are weighted by a softmax.
         row_bytes: bytes of a row of the widest network on edges.
-<<<<<<< HEAD
-        stacks: the graphs of relations are stacked.
-=======
-        stacks: how many graphs the relations are put together to.
->>>>>>> w-relbench
+        stacks: number of graphs into which the relations are stacked.
     """
 
     functions: float = 3
