@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_accel.backends.base import Backend, Kernel, Launch, placement_reasons, shares_rows, table
+from pyg_accel.backends.base import Backend, Kernel, Launch, placement_reasons, table
 from pyg_accel.backends.cpu import attention, cbsr, gspmm
 from pyg_accel.backends.cpu.stages import is_product
 from pyg_accel.backends.dtypes import DTYPES, widened
@@ -46,11 +46,6 @@ def _are_products(spec: OpSpec) -> bool:
     """Whether all are products of two operands or dot products, whose own kernels are faster."""
     formulas = map(parse, spec.formulas)
     return all(is_product(f.arg if isinstance(f, Sum) else f) for f in formulas)
-
-
-def _has_one_head(spec: OpSpec) -> bool:
-    """With one head, kernels of the parts are faster, unless one pass saves reading rows twice."""
-    return spec.heads == 1 and not shares_rows(spec)
 
 
 def _scatter_arg(grad: Tensor, arg: Tensor, num_cols: int) -> Tensor:
@@ -101,7 +96,7 @@ CPU = Backend(
         "gspmm_several": Kernel(
             attention.run_several, None, _fused_reasons, prefers_unfused=_are_products
         ),
-        "attention": Kernel(attention.run, None, _fused_reasons, attention.bind, _has_one_head),
+        "attention": Kernel(attention.run, None, _fused_reasons, attention.bind),
         "attention_backward": Kernel(attention.run_backward, None, _fused_reasons),
         "scatter_arg": Kernel(_scatter_arg, None, _of_cpu, _bind_scatter_arg),
         "sampled_spmm": Kernel(_sampled_spmm, None, _sampled_reasons),
