@@ -290,8 +290,8 @@ def times(a: Formula, b: Formula) -> Formula:
 
 def summed(formula: Formula, shapes: dict[int, Shape] | None) -> Formula:
     """Return the sum over the width, with factors of width 1 outside if shapes are known."""
-    number, rest = (Const(1.0), formula) if shapes is None else factors(formula, shapes)
-    return times(number, Sum(rest))
+    number, factor = (Const(1.0), formula) if shapes is None else factors(formula, shapes)
+    return times(number, Sum(factor))
 
 
 def factors(formula: Formula, shapes: dict[int, Shape]) -> tuple[Formula, Formula]:
@@ -300,14 +300,14 @@ def factors(formula: Formula, shapes: dict[int, Shape]) -> tuple[Formula, Formul
         return formula, Const(1.0)
     match formula:
         case Unary(op="neg", arg=arg):
-            number, rest = factors(arg, shapes)
-            return times(Const(-1.0), number), rest
+            number, factor = factors(arg, shapes)
+            return times(Const(-1.0), number), factor
         case Binary(op="mul", left=left, right=right):
             (a, x), (b, y) = factors(left, shapes), factors(right, shapes)
             return times(a, b), times(x, y)
         case Binary(op="div", left=left, right=right) if shape_of(right, shapes)[1] == 1:
-            number, rest = factors(left, shapes)
-            return Binary("div", number, right), rest
+            number, factor = factors(left, shapes)
+            return Binary("div", number, right), factor
     return Const(1.0), formula
 
 

@@ -12,7 +12,7 @@ __all__ = [
     "CSR_ARRAYS",
     "ROW_ARRAYS",
     "Arrays",
-    "csr_and_rest",
+    "csr_and_arguments",
 ]
 
 # How schemas write Arrays, a CSR, and what is left of it for
@@ -73,7 +73,7 @@ class Arrays(NamedTuple):
         return Arrays.join(self.transposed, self.csr)
 
 
-def csr_and_rest(args: Sequence[Any]) -> tuple[CSR, list[Any]]:
+def csr_and_arguments(args: Sequence[Any]) -> tuple[CSR, list[Any]]:
     """Return the graph alone, and the arguments after the arrays: for what every call runs."""
-    rowptr, col, eid, _, _, _, num_cols, in_order, *rest = args
-    return CSR(rowptr, col, eid, num_cols, in_order), rest
+    rowptr, col, eid, _, _, _, num_cols, in_order, *arguments = args
+    return CSR(rowptr, col, eid, num_cols, in_order), arguments

@@ -99,14 +99,14 @@ def _plan(score: str, value: str, needs: tuple[bool, ...], shapes: Shapes) -> _G
         plain = map_operands(formula, partial(renumber, used))
         others.append(Step(index, sides[index], plain, used))
     # The weight of an edge is exp(score - total).
-    seen, total, delta = (Operand("u", n + i) for i in range(3))
+    upstream, total, delta = (Operand("u", n + i) for i in range(3))
     scores, values = swap_sides(scores), swap_sides(values)
-    made: dict[int, Formula] = {n + 1: Unary("exp", Binary("sub", scores, total))}
-    inner = Binary("sub", Sum(Binary("mul", seen, values)), delta)
-    made[n + 2] = Binary("mul", made[n + 1], inner)
+    per_edge: dict[int, Formula] = {n + 1: Unary("exp", Binary("sub", scores, total))}
+    inner = Binary("sub", Sum(Binary("mul", upstream, values)), delta)
+    per_edge[n + 2] = Binary("mul", per_edge[n + 1], inner)
     stores = tuple(i for i in (n + 2, n + 1) if any(i in step.used for step in others))
-    sums = [map_operands(f, lambda o: made.get(o.index, o)) for f in sources.values()]
-    formulas = tuple(map(str, (*sums, *map(made.get, stores))))
+    sums = [map_operands(f, lambda o: per_edge.get(o.index, o)) for f in sources.values()]
+    formulas = tuple(map(str, (*sums, *map(per_edge.get, stores))))
     return _GradientPlan(
         tuple(sources), tuple(others), stores, formulas, (str(scores), str(values))
     )
@@ -140,11 +140,11 @@ def operand_gradients(
             gradient(value, index, Binary("mul", grad, weight), sizes),
             gradient(score, index, of_score, sizes),
         ]
-        found: list[Formula] = [part for part in parts if part is not None]
+        terms: list[Formula] = [part for part in parts if part is not None]
         if sizes[index][1] == 1:  # each by itself: what has one column is not to be added up again
-            found = [Sum(part) if shape_of(part, sizes)[1] != 1 else part for part in found]
-        if found:
-            wanted[index] = found[0] if len(found) == 1 else Binary("add", *found)
+            terms = [Sum(part) if shape_of(part, sizes)[1] != 1 else part for part in terms]
+        if terms:
+            wanted[index] = terms[0] if len(terms) == 1 else Binary("add", *terms)
     return wanted
 
 
@@ -190,14 +190,14 @@ class AttentionRule(RowRule):
         results = tuple(Result(i, reshaping(self.trailings[i])) for i in order)
         return Gradient((), (), [(run, False, tuple(range(len(tensors))), results)], {})
 
-    def passes(self, found: Passes, arrays: Arrays | None, special: Pass | None) -> list[Any]:
+    def passes(self, plan: Passes, arrays: Arrays | None, special: Pass | None) -> list[Any]:
         """Return the pass over the transposed graph, and those of targets and edges."""
-        n, grad = len(self.sides), found.ready[len(self.sides)]
-        plan = _plan(self.score, self.value, self.needs, kinds_of_shapes(self.shapes))
+        n, grad = len(self.sides), plan.ready[len(self.sides)]
+        gradients = _plan(self.score, self.value, self.needs, kinds_of_shapes(self.shapes))
         by_edge = grad.new_empty(0, grad.size(1), 1)  # weights, and gradients of scores
-        like = found.ready | {n + 1: by_edge, n + 2: by_edge}
-        sources = _SourcePass(plan, self.score, self.value, self.needs)
-        return [sources, *passes_of(plan.others, like)]
+        like = plan.ready | {n + 1: by_edge, n + 2: by_edge}
+        sources = _SourcePass(gradients, self.score, self.value, self.needs)
+        return [sources, *passes_of(gradients.others, like)]
 
 
 def attention_rule(
@@ -257,9 +257,9 @@ class _SourcePass(NamedTuple):
 
     def by_operators(self, arrays: Arrays) -> Callable[[CSR], Launch]:
         """Return what launches the operator."""
-        rest = (self.score, self.value, list(self.needs))
+        arguments = (self.score, self.value, list(self.needs))
         return lambda csr: Launch(
-            lambda tensors: call("attention_gradients", *csr[:5], tensors, *rest), listed=True
+            lambda tensors: call("attention_gradients", *csr[:5], tensors, *arguments), listed=True
         )
 
     def bind(self, csr: CSR, tensors: list[Tensor]) -> tuple[str, Callable[[CSR], Launch]]:
@@ -270,15 +270,15 @@ class _SourcePass(NamedTuple):
         decision, (score, value) = decide(spec), map(parse, plan.turned)
         formulas, count = tuple(map(parse, plan.formulas)), len(plan.sources)
 
-        def given(tensors: list[Tensor]) -> AttentionGradient:
+        def problem(tensors: list[Tensor]) -> AttentionGradient:
             out, total, grad = tensors[n:]
             return AttentionGradient(score, value, formulas[:count], formulas[count:], tensors[:n],
                                      grad, out, total)  # fmt: skip
 
         kernel, name = decision.kernel, decision.backend.name
         if kernel.bind is not None:
-            return name, kernel.bind(csr, given(tensors))
-        return name, lambda csr: Launch(lambda t: kernel.run(csr, given(t)), listed=True)
+            return name, kernel.bind(csr, problem(tensors))
+        return name, lambda csr: Launch(lambda t: kernel.run(csr, problem(t)), listed=True)
 
 
 def _pass_of(args: tuple[Any, ...]) -> tuple[CSR, _SourcePass, list[Tensor]]:

@@ -55,8 +55,8 @@ def attention_plan_of(
     heads, width = extent(score, value, sizes)
     if shape_of(both[0], dict(enumerate(sizes)))[1] != 1 or 0 in (heads, width):
         return None
-    n, known = len(operands), dict(enumerate(sizes))
-    scores, values = (without_narrow_sums(formula, known) for formula in both)
+    n, shapes = len(operands), dict(enumerate(sizes))
+    scores, values = (without_narrow_sums(formula, shapes) for formula in both)
     share = Unary("exp", Binary("sub", scores, Operand("v", n)))
     weight = Binary("div", Operand("e", n + 1), Operand("v", n + 2))
     recorded = any(needs)

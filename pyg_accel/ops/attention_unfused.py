@@ -63,11 +63,11 @@ def unfused(
     heads, width = extent(score, value, shapes_of(operands))
     tensors = list(operands)
     for text, used, reduce in _parts(score, value, len(tensors)):
-        given = [tensors[i] for i in used]
+        inputs = [tensors[i] for i in used]
         if text is None:
-            out = edge_softmax(graph, given[0].squeeze(-1), edge_order=edge_order)
+            out = edge_softmax(graph, inputs[0].squeeze(-1), edge_order=edge_order)
         else:
-            out = gspmm(graph, text, given, reduce=reduce, edge_order=edge_order)
+            out = gspmm(graph, text, inputs, reduce=reduce, edge_order=edge_order)
         tensors.append(out if out.dim() == 3 else out.unsqueeze(-1))
     return tensors[-1].expand(-1, heads, width)
 
@@ -120,27 +120,27 @@ def bind_unfused(
     tensors, backends = list(operands), dict[str, None]()
     parts: list[tuple[Callable[[CSR], Launch], tuple[int, ...]]] = []
     for text, used, reduce in _parts(score, value, len(tensors)):
-        given = [tensors[i] for i in used]
+        inputs = [tensors[i] for i in used]
         bound: Callable[[CSR], Launch]
         if text is None:
-            name, softmax = softmax_of(csr, given[0].squeeze(-1))
+            name, softmax = softmax_of(csr, inputs[0].squeeze(-1))
             bound = partial(_softmax_launch, softmax)
         else:
-            name, bound = bind_gspmm(csr, text, (reduce,), given, want_arg=False)
+            name, bound = bind_gspmm(csr, text, (reduce,), inputs, want_arg=False)
         parts.append((bound, used))
         backends[name] = None
         # Launches depend on shapes alone: nothing runs before the call itself.
         rows = csr.col.numel() if reduce == "none" else csr.num_rows
-        sizes = dict(enumerate(shapes_of(given)))
-        size = shape_of(parse(text), sizes) if text is not None else (given[0].size(1), 1)
-        tensors.append(given[0].new_empty(rows, *size))
+        sizes = dict(enumerate(shapes_of(inputs)))
+        size = shape_of(parse(text), sizes) if text is not None else (inputs[0].size(1), 1)
+        tensors.append(inputs[0].new_empty(rows, *size))
 
     def on(csr: CSR) -> Launch:
         launches = [(bound(csr), used) for bound, used in parts]
         functions = [(launch.bound(), launch.listed, used) for launch, used in launches]
 
-        def run(*given: Tensor) -> Tensor:
-            tensors = list(given)
+        def run(*inputs: Tensor) -> Tensor:
+            tensors = list(inputs)
             for function, listed, used in functions:
                 read: Any = map(tensors.__getitem__, used)
                 outs = function([*read]) if listed else function(*read)
@@ -166,7 +166,7 @@ def extent(score: str, value: str, shapes: Shapes) -> tuple[int, int]:
         raise ValueError(f"expected one score per edge and head (got {one} of {score})")
     if has_sum(parse(value)):
         raise ValueError(f"expected a value without sums over the width (got {value})")
-    own, width = shape_of(parse(value), sizes)
-    if heads != own and 1 not in (heads, own):
-        raise ValueError(f"scores of {heads} heads and values of {own} do not broadcast")
-    return (own if heads == 1 else heads), width
+    value_heads, width = shape_of(parse(value), sizes)
+    if heads != value_heads and 1 not in (heads, value_heads):
+        raise ValueError(f"scores of {heads} heads and values of {value_heads} do not broadcast")
+    return (value_heads if heads == 1 else heads), width

@@ -104,7 +104,7 @@ class OperatorPlan:
         repeats: it reads the operands and the result, which is computed again if it was changed in
             place meanwhile.
         facts: of a graph on a GPU of which it is not known yet whether it stays.
-        asked: the backend that was asked for by name, or ``"auto"``.
+        requested: the backend that the caller named, or ``"auto"``.
         gradients: backward passes, by strides of what they read.
     """
 
@@ -116,7 +116,7 @@ class OperatorPlan:
     saves: tuple[int, ...] = ()
     repeats: bool = False
     facts: Facts | None = None
-    asked: str = "auto"
+    requested: str = "auto"
     gradients: dict[Any, Gradient] = field(default_factory=dict)
 
     def differentiate_by(self, rule: Rule, keeps: tuple[int, ...], sides: Sequence[str]) -> None:
@@ -127,20 +127,20 @@ class OperatorPlan:
     def by_operators(self, graph: Any, edges: Edges | None, tensors: list[Any]) -> Gradient:
         """Plan a backward pass that is differentiated again, or observed."""
         assert self.rule is not None
-        with self._as_asked():
+        with self._with_requested():
             gradient = self.rule.operators(graph, edges, tensors)
-        if self.asked == "auto":
+        if self.requested == "auto":
             return gradient
         launches = [(partial(self._run, launch[0]), *launch[1:]) for launch in gradient.launches]
         return gradient._replace(launches=launches)
 
     def _run(self, function: Callable[..., Any], *args: Any) -> Any:
-        with self._as_asked():
+        with self._with_requested():
             return function(*args)
 
-    def _as_asked(self) -> AbstractContextManager[None]:
+    def _with_requested(self) -> AbstractContextManager[None]:
         """Prefer the backend that was named for the forward pass: other threads do not know it."""
-        return nullcontext() if self.asked == "auto" else prefer_backend(self.asked)
+        return nullcontext() if self.requested == "auto" else prefer_backend(self.requested)
 
     def bind(
         self, graph: Any, edges: Edges | None, key: Any, tensors: list[Tensor | None]
@@ -149,7 +149,7 @@ class OperatorPlan:
         if any(isinstance(part, Tensor) for part in key):
             return None
         assert self.rule is not None
-        with self._as_asked():
+        with self._with_requested():
             gradient = self.rule.bind(graph if edges is None else edges, tensors)
         # What is made of a graph while one is captured is its own.
         if gradient is not None and not (edges is None and graph and is_captured(graph.col)):
@@ -214,7 +214,7 @@ class _Operation(torch.autograd.Function):
         tensors += gradient.constants if edges is None else (graph.counts,)
         for place, fold in gradient.folds:
             tensors[place] = fold(tensors[place])
-        found: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
+        operand_grads: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
         for function, listed, used, results in gradient.launches:
             read: Any = map(tensors.__getitem__, used)
             if edges is not None:
@@ -227,11 +227,11 @@ class _Operation(torch.autograd.Function):
                 if operand is None:
                     tensors.append(out)
                 else:
-                    found[3 + operand] = out
+                    operand_grads[3 + operand] = out
         names = chosen.get()
         if names is not None:
             names.update(gradient.backends)
-        return tuple(found)
+        return tuple(operand_grads)
 
 
 apply: Any = _Operation.apply
@@ -257,11 +257,11 @@ def each_of(
     places = tree_flatten(dims)[0]
     outs = []
     for item in range(size):
-        given = [
+        item_args = [
             value if place is None else value.select(place, item).contiguous()
             for value, place in zip(flat, places, strict=True)
         ]
-        outs.append(tree_flatten(function(*tree_unflatten(given, form))))
+        outs.append(tree_flatten(function(*tree_unflatten(item_args, form))))
     stacked = [None if column[0] is None else torch.stack(column) for column in
                zip(*(values for values, _ in outs), strict=True)]  # fmt: skip
     result = tree_unflatten(stacked, outs[0][1])
@@ -294,8 +294,8 @@ def _each_gradient(
                 if whole.size(0):
                     flat[place], dims[place], size = whole, 0, whole.size(0)
         level -= not size
-    found, _ = each_of(differentiate, size, tree_unflatten(dims, form), tree_unflatten(flat, form))
+    each, _ = each_of(differentiate, size, tree_unflatten(dims, form), tree_unflatten(flat, form))
     grads = tree_map(
-        lambda grad: None if grad is None else torch._add_batch_dim(grad, 0, level), found
+        lambda grad: None if grad is None else torch._add_batch_dim(grad, 0, level), each
     )
     return grads

@@ -54,8 +54,8 @@ def in_blocks(
     needs = tuple([torch.is_grad_enabled() and t.requires_grad for t in tensors])
     if not any(needs):
         return _forward(how, tensors)
-    plan = OperatorPlan(lambda *given: _forward(how, given), {}, sys.maxsize, _Rule(how, needs),
-                        tuple(range(len(tensors))), asked=asked_for())  # fmt: skip
+    plan = OperatorPlan(lambda *args: _forward(how, args), {}, sys.maxsize, _Rule(how, needs),
+                        tuple(range(len(tensors))), requested=asked_for())  # fmt: skip
     return list(apply(plan, None, None, *tensors))
 
 
@@ -78,11 +78,11 @@ def _forward(how: _How, tensors: Sequence[Tensor]) -> list[Tensor]:
     outs: list[Tensor] = []
     for block in blocks:
         parts = [_part(block, side, t) for side, t in zip(sides, tensors, strict=True)]
-        made = function(block, parts)
+        results = function(block, parts)
         if not outs:
-            outs = [t.new_empty(num_rows, *t.shape[1:]) for t in made]
+            outs = [t.new_empty(num_rows, *t.shape[1:]) for t in results]
         where = block.edges if of_edges else block.rows
-        for out, t in zip(outs, made, strict=True):
+        for out, t in zip(outs, results, strict=True):
             out.index_copy_(0, where, t)
     return outs
 
@@ -106,26 +106,26 @@ class _Rule(NamedTuple):
         (blocks, function, sides, _, of_edges), recorded = self.how, torch.is_grad_enabled()
         count = len(sides)
         # Each a tensor of its own: one may be read at several sides, or be made from another.
-        own = [t.view_as(t) if recorded else t.detach() for t in tensors[:count]]
+        inputs = [t.view_as(t) if recorded else t.detach() for t in tensors[:count]]
         wanted = [n for n, need in enumerate(self.needs) if need]
-        wide = {n: torch.promote_types(own[n].dtype, torch.float32) for n in wanted}
-        found = {n: own[n].new_zeros(own[n].shape, dtype=dtype) for n, dtype in wide.items()}
+        wide = {n: torch.promote_types(inputs[n].dtype, torch.float32) for n in wanted}
+        sums = {n: inputs[n].new_zeros(inputs[n].shape, dtype=dtype) for n, dtype in wide.items()}
         grads = {n: grad for n, grad in enumerate(tensors[count:]) if grad is not None}
         # What autocast did in the forward pass, nothing, must not depend on where this runs.
-        with torch.autocast(own[0].device.type, enabled=False):
+        with torch.autocast(inputs[0].device.type, enabled=False):
             for block in blocks if grads else ():
                 with torch.enable_grad():
-                    parts = [_part(block, side, t) for side, t in zip(sides, own, strict=True)]
+                    parts = [_part(block, side, t) for side, t in zip(sides, inputs, strict=True)]
                     if not recorded:
                         parts = [part.detach().requires_grad_(need)
                                  for part, need in zip(parts, self.needs, strict=True)]  # fmt: skip
-                    made = function(block, parts)
+                    results = function(block, parts)
                 where = block.edges if of_edges else block.rows
-                chosen = [n for n in grads if made[n].requires_grad]
+                chosen = [n for n in grads if results[n].requires_grad]
                 if not chosen:
                     continue
                 got = torch.autograd.grad(
-                    [made[n] for n in chosen], [parts[n] for n in wanted],
+                    [results[n] for n in chosen], [parts[n] for n in wanted],
                     [grads[n].index_select(0, where) for n in chosen],
                     allow_unused=True, create_graph=recorded,
                 )  # fmt: skip
@@ -133,9 +133,9 @@ class _Rule(NamedTuple):
                     if grad is None:
                         continue
                     if sides[n] == "w":
-                        found[n] += grad
+                        sums[n] += grad
                     elif sides[n] == "u":  # each once in a block, so the sum has one order
-                        found[n].index_add_(0, block.sources, grad.to(wide[n]))
+                        sums[n].index_add_(0, block.sources, grad.to(wide[n]))
                     else:  # each once in all blocks
-                        found[n].index_copy_(0, _places(block, sides[n]), grad.to(wide[n]))
-        return [found[n].to(own[n].dtype) for n in wanted]
+                        sums[n].index_copy_(0, _places(block, sides[n]), grad.to(wide[n]))
+        return [sums[n].to(inputs[n].dtype) for n in wanted]

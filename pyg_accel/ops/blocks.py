@@ -180,8 +180,8 @@ def _by_degree(graph: Graph, most: int) -> Iterator[Block]:
 
 def _block(graph: Graph, rows: Tensor, starts: Tensor, entries: Tensor, degree: int) -> Block:
     sources, local = torch.unique(graph.col[entries], return_inverse=True)
-    own = Graph.trusted(
+    subgraph = Graph.trusted(
         starts.contiguous(), local.to(graph.col.dtype), None, sources.numel(), sorted=graph.sorted
     )
     edges = entries if graph.perm is None else graph.perm[entries]
-    return Block(own, rows, sources.long(), edges.long(), degree)
+    return Block(subgraph, rows, sources.long(), edges.long(), degree)

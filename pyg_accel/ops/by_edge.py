@@ -255,7 +255,7 @@ def plan_by_edge(
     if plan is _MISSING:
         plan = make(edges, kind, operands, tuple([fact[-1] for fact in facts]))
         if plan is not None:
-            plan.asked = asked_for()
+            plan.requested = asked_for()
         _plans[key] = plan
     sizes = edges.sizes()
     if plan is None or (plan.counts and sizes[0] >= MOST_COUNTED):
@@ -331,14 +331,14 @@ def bind_passes(
         return name, kernel.bind(edges, passes, operands)
     target, loops, there = edges.target, edges.loops is not None, [t is not None for t in operands]
 
-    def launch(edge_index: Tensor, sizes: Sequence[int], given: Sequence[Tensor]) -> list[Tensor]:
-        rest = iter(given)
-        read = [next(rest) if is_there else None for is_there in there]
-        found: list[Tensor] = kernel.run(
+    def launch(edge_index: Tensor, sizes: Sequence[int], tensors: Sequence[Tensor]) -> list[Tensor]:
+        remaining = iter(tensors)
+        read = [next(remaining) if is_there else None for is_there in there]
+        outs: list[Tensor] = kernel.run(
             Edges(edge_index, target, sizes[2], sizes[1], sizes[0] - sizes[6] if loops else None),
             passes,
             read,
         )
-        return found
+        return outs
 
     return name, launch

@@ -18,7 +18,7 @@ from pyg_accel.backends import OpSpec, choose
 from pyg_accel.backends.base import atomics_allowed
 from pyg_accel.graph import CSR, Graph, check_graph
 from pyg_accel.graph.cbsr import CBSR, check_cbsr, check_columns
-from pyg_accel.ops.arrays import ARRAYS, Arrays, csr_and_rest
+from pyg_accel.ops.arrays import ARRAYS, Arrays, csr_and_arguments
 from pyg_accel.ops.operator import call, define
 from pyg_accel.runtime.checks import shown
 
@@ -97,7 +97,7 @@ def _kernel(op: str, csr: CSR, values: Tensor, width: int, k: int) -> Callable[.
 
 
 def _cbsr_spmm(*args: Any) -> Tensor:
-    csr, (values, indices, width, weight, reduce) = csr_and_rest(args)
+    csr, (values, indices, width, weight, reduce) = csr_and_arguments(args)
     check_columns(indices, width)
     run = _kernel("cbsr_spmm", csr, values, width, values.size(1))
     return run(csr, values, indices, width, weight, reduce)
@@ -110,13 +110,13 @@ def _sspmm(*args: Any) -> Tensor:
 
 
 def _cbsr_dot(*args: Any) -> Tensor:
-    csr, (values, indices, x) = csr_and_rest(args)
+    csr, (values, indices, x) = csr_and_arguments(args)
     run = _kernel("cbsr_dot", csr, values, x.size(1), values.size(1))
     return run(csr, values, indices, x)
 
 
 def _cbsr_spmm_fake(*args: Any) -> Any:
-    csr, (values, _, width, _, _) = csr_and_rest(args)
+    csr, (values, _, width, _, _) = csr_and_arguments(args)
     return values.new_empty(csr.num_rows, width)
 
 

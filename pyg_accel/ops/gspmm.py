@@ -16,7 +16,7 @@ from torch import Tensor
 from pyg_accel.backends.spec import shapes_of
 from pyg_accel.formula import Formula, has_sum, is_summed, operands_of, parse, shape_of
 from pyg_accel.graph import Graph, check_graph
-from pyg_accel.ops.arrays import ARRAYS, Arrays, csr_and_rest
+from pyg_accel.ops.arrays import ARRAYS, Arrays, csr_and_arguments
 from pyg_accel.ops.by_edge import plan_by_edge
 from pyg_accel.ops.launch import run_gspmm
 from pyg_accel.ops.layout import find_layout
@@ -171,12 +171,12 @@ def check_operands(
 
 
 def _gspmm(*args: Any) -> list[Tensor]:
-    csr, (operands, formula, reduces, want_arg) = csr_and_rest(args)
+    csr, (operands, formula, reduces, want_arg) = csr_and_arguments(args)
     return run_gspmm(csr, formula, tuple(reduces), operands, want_arg=want_arg)
 
 
 def _gspmm_fake(*args: Any) -> list[Tensor]:
-    csr, (operands, formula, reduces, want_arg) = csr_and_rest(args)
+    csr, (operands, formula, reduces, want_arg) = csr_and_arguments(args)
     heads, width = shape_of(parse(formula), dict(enumerate(shapes_of(operands))))
     like = next(t for t in operands if t.is_floating_point())
     rows, edges = csr.num_rows, csr.col.size(0)

@@ -90,12 +90,9 @@ def operand_gradients(
             part = Binary("add", Binary("mul", others, Binary("sub", Const(1.0), zero)),
                           Binary("mul", second, zero))  # fmt: skip
         seed = part if seed is None else Binary("add", seed, part)
-    wanted: dict[int, Formula] = {}
-    for index in {o.index: None for o in operands_of(formula)}:
-        found = gradient(formula, index, seed, sizes) if needs[index] and seed is not None else None
-        if found is not None:
-            wanted[index] = found
-    return wanted
+    indices = {o.index: None for o in operands_of(formula) if needs[o.index]}
+    parts = {} if seed is None else {i: gradient(formula, i, seed, sizes) for i in indices}
+    return {i: part for i, part in parts.items() if part is not None}
 
 
 @lru_cache(maxsize=1024)
@@ -116,9 +113,9 @@ def plan_gradients(
     sizes = dict(enumerate(shapes))
     sides = {o.index: o.side for o in operands_of(formula)}
     wanted = operand_gradients(text, reduces, needs, grads, sizes)
-    for index, found in wanted.items():
-        if sizes[index][1] == 1 != shape_of(found, sizes)[1]:
-            wanted[index] = summed(found, sizes)
+    for index, contribution in wanted.items():
+        if sizes[index][1] == 1 != shape_of(contribution, sizes)[1]:
+            wanted[index] = summed(contribution, sizes)
     heads = shape_of(formula, sizes)[0]
     numbers: dict[int, Formula] = {}
     while number := _of_both_ends(wanted, sides, sizes, heads):
@@ -175,8 +172,8 @@ def backward_passes(
         shapes: (heads, width) of the operands of the formula.
     """
     n = len(shapes)
-    given = tuple(n + 2 * r in tensors for r in range(len(reduces)))
-    steps = plan_gradients(text, reduces, needs, given, kinds_of_shapes(shapes))
+    has_grad = tuple(n + 2 * r in tensors for r in range(len(reduces)))
+    steps = plan_gradients(text, reduces, needs, has_grad, kinds_of_shapes(shapes))
     if steps and reduces in (("max",), ("min",)) and winners_are_columns(parse(text), reduces):
         return [Pass((0,), True, False, (SCATTER,), ("sum",), (n, n + 1))]
     return passes_of(steps, tensors)
@@ -213,15 +210,15 @@ def mean_share(rowptr: Tensor, turned: CSR, dtype: torch.dtype) -> tuple[Tensor,
     by_edge, by_node = "mul(u0,e1)", "mul(u0,u1)"
     if type(turned.col) is not Tensor:  # a compiler's tensors have symbols for sizes
         return _share(rowptr, dtype).index_select(0, turned.col).view(-1, 1, 1), by_edge
-    known, key = cache_of(turned), ("mean", dtype)
-    weight: Tensor | None = known.get(key)
+    cache, key = cache_of(turned), ("mean", dtype)
+    weight: Tensor | None = cache.get(key)
     if weight is not None:
         return weight, by_edge
     capturing = is_captured(turned.col)
     if turned.col.is_cuda and (capturing or not facts_of(turned).stays):
         return _share(rowptr, dtype).view(-1, 1, 1), by_node
     weight = _share(rowptr, dtype).index_select(0, turned.col).view(-1, 1, 1)
-    known[key] = weight
+    cache[key] = weight
     return weight, by_edge
 
 

@@ -42,8 +42,8 @@ def bind_gspmm(
     kind, other = kind_of(csr), kernel_key(csr)
     facts = [(t.dtype, t.size(1), t.size(2), t.stride(0)) for t in operands]
     key = (text, *reduces, want_arg, kind, *other, *facts)
-    found = _bound.get(key)
-    if found is None:
+    entry = _bound.get(key)
+    if entry is None:
         shapes, formula, each = shapes_of(operands), parse(text), list(reduces)
         like = next(t for t in operands if t.is_floating_point())
         spec = OpSpec.on("gspmm", csr, like, *widest(shapes), formula=text, reduces=tuple(reduces),
@@ -58,8 +58,8 @@ def bind_gspmm(
                 run = kernel.run
                 return Launch(lambda t: run(csr, formula, t, each, want_arg=want_arg), listed=True)
 
-        found = _bound[key] = decision.backend.name, bound
-    return found
+        entry = _bound[key] = decision.backend.name, bound
+    return entry
 
 
 def run_gspmm(

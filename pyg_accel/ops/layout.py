@@ -40,17 +40,17 @@ class Layout:
             return contiguous_rows(operand.unsqueeze(1 if self.split == 0 else 2))
         if operand.dim() == 3 and len(self.trailing) == 2 and self.split == 1:
             return contiguous_rows(operand)
-        own = (1,) * (len(self.trailing) - operand.dim() + 1) + tuple(operand.shape[1:])
-        operand = operand.reshape(operand.size(0), *own)
+        padded = (1,) * (len(self.trailing) - operand.dim() + 1) + tuple(operand.shape[1:])
+        operand = operand.reshape(operand.size(0), *padded)
         sizes = []
         for part in (slice(None, self.split), slice(self.split, None)):
-            full, mine = self.trailing[part], own[part]
+            full, mine = self.trailing[part], padded[part]
             if mine != full and any(n != 1 for n in mine):
                 # Broadcast over some dimensions of the group and not over others.
-                lead = own[: self.split] if part.start else full
-                tail = full if part.start else own[self.split :]
+                lead = padded[: self.split] if part.start else full
+                tail = full if part.start else padded[self.split :]
                 operand = operand.expand(-1, *lead, *tail)
-                own = (*lead, *tail)
+                padded = (*lead, *tail)
                 mine = full
             sizes.append(prod(mine))
         return contiguous_rows(operand.reshape(operand.size(0), *sizes))
@@ -116,7 +116,7 @@ def find_layout(trailings: tuple[tuple[int, ...], ...], *, keep_last: bool = Fal
     padded = [(1,) * (len(common) - len(t)) + tuple(t) for t in trailings]
 
     def pattern(d: int) -> tuple[bool, ...]:
-        return tuple(own[d] != common[d] for own in padded)
+        return tuple(shape[d] != common[d] for shape in padded)
 
     split = len(common)
     dims = [d for d in range(len(common)) if common[d] != 1]

@@ -33,8 +33,8 @@ def message_calls(formula: Formula, count: int) -> tuple[tuple[MessageCall, ...]
 
     def written(plain: Formula) -> int:
         used = tuple(dict.fromkeys(o.index for o in operands_of(plain)))
-        own = map_operands(plain, lambda o: Operand(o.side, used.index(o.index)))
-        calls.append((str(own), used))
+        renumbered = map_operands(plain, lambda o: Operand(o.side, used.index(o.index)))
+        calls.append((str(renumbered), used))
         return count + len(calls) - 1
 
     def change(part: Formula) -> Formula:

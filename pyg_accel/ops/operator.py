@@ -151,19 +151,19 @@ def _record(
     at = next((i for i, a in enumerate(args) if type(a) is list and a
                and isinstance(a[0], Tensor)), None)  # fmt: skip
     operands = args if at is None else args[at]
-    rest = () if at is None else (*args[:at], *args[at + 1 :])
+    others = () if at is None else (*args[:at], *args[at + 1 :])
     n, hidden = len(operands), list[Any]()
 
     def compute(*flat: Any) -> Any:
-        given = flat if at is None else (*flat[n : n + at], [*flat[:n]], *flat[n + at :])
-        outs = run(*given)
+        arguments = flat if at is None else (*flat[n : n + at], [*flat[:n]], *flat[n + at :])
+        outs = run(*arguments)
         hidden.extend(outs[results:] if results else ())
         return outs
 
-    keeps = tuple([place if place < n else place + len(rest) for place in keeps])
+    keeps = tuple([place if place < n else place + len(others) for place in keeps])
     plain = at is None and not results
-    plan = OperatorPlan(run if plain else compute, {}, results, rule, keeps, asked=asked_for())
-    outs = apply(plan, graph, None, *operands, *rest)
+    plan = OperatorPlan(run if plain else compute, {}, results, rule, keeps, requested=asked_for())
+    outs = apply(plan, graph, None, *operands, *others)
     return [*outs, *hidden] if results else outs
 
 
@@ -201,10 +201,10 @@ class _Declared(NamedTuple):
     def _evaluate(
         self, function: Callable[..., Tensor], names: tuple[str, ...], grad: Tensor, *saved: Tensor
     ) -> Tensor:
-        known = {**self.others, **dict(zip(self.saved, saved, strict=True))}
+        values = {**self.others, **dict(zip(self.saved, saved, strict=True))}
         if "arrays" in names:
-            known["arrays"] = [known[name] for name in self.arrays]
-        return function(grad, *map(known.__getitem__, names))
+            values["arrays"] = [values[name] for name in self.arrays]
+        return function(grad, *map(values.__getitem__, names))
 
 
 _SIZES = {"rows": 0, "columns": 1}
@@ -223,19 +223,19 @@ def _declared(schema: Any, gradients: Gradients) -> Callable[..., Recorded]:
     results = int(isinstance(schema.returns[0].type, torch.ListType))
 
     def record(*args: Any) -> Recorded:
-        given = dict(zip(names, args, strict=True))
-        wanted = [n for n in gradients if given[n] is not None and given[n].requires_grad]
+        arguments = dict(zip(names, args, strict=True))
+        wanted = [n for n in gradients if arguments[n] is not None and arguments[n].requires_grad]
         saved, others = [], {}
         for name in dict.fromkeys(name for n in wanted for name in each[n]):
-            if name == "output" or isinstance(given.get(name), Tensor):
+            if name == "output" or isinstance(arguments.get(name), Tensor):
                 saved.append(name)
-            elif name in given:
-                others[name] = given[name]
+            elif name in arguments:
+                others[name] = arguments[name]
             else:
                 argument, _, size = name.rpartition("_")
-                others[name] = given[argument].size(_SIZES[size])
-        own = [(places[n], gradients[n], read[n]) for n in wanted]
-        rule = _Declared(own, saved, others, arrays)
+                others[name] = arguments[argument].size(_SIZES[size])
+        entries = [(places[n], gradients[n], read[n]) for n in wanted]
+        rule = _Declared(entries, saved, others, arrays)
         return Recorded(rule, tuple([places[name] for name in saved]), results=results)
 
     return record

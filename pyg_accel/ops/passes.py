@@ -84,11 +84,11 @@ class RowRule(ABC):
     indices: tuple[int, ...]
 
     @abstractmethod
-    def passes(self, found: Passes, arrays: Arrays | None, special: Pass | None) -> Sequence[Pass]:
+    def passes(self, plan: Passes, arrays: Arrays | None, special: Pass | None) -> Sequence[Pass]:
         """Return the passes, whose results behind the gradients of operands later ones read.
 
         Args:
-            found: what the passes read; may be added to.
+            plan: what the passes read; may be added to.
             arrays: of the graph, if operators run the passes.
             special: of :meth:`special`.
         """
@@ -141,25 +141,25 @@ class RowRule(ABC):
                 *kernel_key(csr),
                 *[None if t is None else (t.dtype, t.stride()) for t in tensors],
             )  # fmt: skip
-        found = None if key is None else _passes.get(key)
-        if found is None:
-            found, reusable = self._bind(csr, turned, tensors, arrays, share, special)
+        plan = None if key is None else _passes.get(key)
+        if plan is None:
+            plan, reusable = self._bind(csr, turned, tensors, arrays, share, special)
             if key is not None and reusable:
-                _passes[key] = found
-        launches = [*found.first]
-        for bound, source, used, results in found.launches:
+                _passes[key] = plan
+        launches = [*plan.first]
+        for bound, source, used, results in plan.launches:
             launch = bound(turned if source and turned is not None else csr)
             launches.append((launch.bound(), launch.listed, used, results))
-        folds = [*found.folds]
-        for place, dtype in found.divided:
+        folds = [*plan.folds]
+        for place, dtype in plan.divided:
             divisor = _degrees(csr, dtype, stored=arrays is None)
             folds.append((place, partial(torch.div, other=divisor)))
         rows = {"u": csr.num_cols, "v": csr.num_rows, "e": csr.col.numel()}
-        for i in found.zeros:
+        for i in plan.zeros:
             shape = (rows[self.sides[i]], *self.trailings[i])
             zeros = partial(torch.zeros, shape, dtype=like.dtype, device=like.device)
             launches.append((zeros, False, (), (Result(i, None),)))
-        return Gradient(() if share is None else (share,), folds, launches, found.backends)
+        return Gradient(() if share is None else (share,), folds, launches, plan.backends)
 
     def _bind(
         self,
@@ -173,35 +173,35 @@ class RowRule(ABC):
         """Return the passes for graphs of a kind, and whether others than this may use them."""
         n = len(self.sides)
         places, end = {index: place for place, index in enumerate(self.indices)}, len(self.indices)
-        found = Passes({}, places, end + (share is not None))
+        plan = Passes({}, places, end + (share is not None))
         for place, (index, t) in enumerate(zip(self.indices, tensors, strict=True)):
             if t is not None:
-                fold, found.ready[index] = folding(t, *self.size(index))
+                fold, plan.ready[index] = folding(t, *self.size(index))
                 if fold is not None:
-                    found.folds.append((place, fold))
+                    plan.folds.append((place, fold))
         if share is not None:
-            found.ready[n + 1], places[n + 1] = share, end
-        passes, bounds = self.passes(found, arrays, special), []
-        ready = found.ready
+            plan.ready[n + 1], places[n + 1] = share, end
+        passes, bounds = self.passes(plan, arrays, special), []
+        ready = plan.ready
         like = next(t for t in ready.values() if t.is_floating_point())
-        raw = not found.divided and arrays is None
+        raw = not plan.divided and arrays is None
         for part in passes:
             of_pass = turned if part.source and turned is not None else csr
             bound = None if arrays is None else part.by_operators(arrays)
             if bound is None:
                 name, bound = part.bind(of_pass, [ready[i] for i in part.used])
                 raw = raw and bound(of_pass).accepts_any_layout
-                found.backends[name] = None
+                plan.backends[name] = None
             bounds.append((part, bound, self._fits(part, ready)))
             for i in part.operands:
                 if i >= n:
                     ready[i] = like.new_empty(of_pass.col.numel(), self.message[0], 1)
-                    places[i], found.end = found.end, found.end + 1
+                    places[i], plan.end = plan.end, plan.end + 1
         if raw:
-            found.folds.clear()
+            plan.folds.clear()
         for part, bound, fits in bounds:
             if part.formulas == (SCATTER,) and not raw and arrays is None:
-                found.folds.extend([(places[i], _flat) for i in part.used])
+                plan.folds.extend([(places[i], _flat) for i in part.used])
             results = []
             for i, change in zip(part.operands, fits, strict=True):
                 if raw and i < n and change is None and self.gathered(part) == self.trailings[i]:
@@ -210,12 +210,12 @@ class RowRule(ABC):
                     to = self.trailings[i] if i < n else (self.message[0], 1)
                     results.append(Result(i if i < n else None, _reshaping(change, to)))
             used = tuple([places[i] for i in part.used])
-            found.launches.append((bound, part.source, used, tuple(results)))
+            plan.launches.append((bound, part.source, used, tuple(results)))
         computed = {i for part in passes for i in part.operands}
-        found.zeros.extend([i for i, need in enumerate(self.needs)
+        plan.zeros.extend([i for i, need in enumerate(self.needs)
                             if need and i not in computed])  # fmt: skip
         ready.clear()
-        return found, all(part.formulas != (SCATTER,) for part in passes)
+        return plan, all(part.formulas != (SCATTER,) for part in passes)
 
     def gathered(self, part: Pass) -> tuple[int, ...] | None:
         """Return the shape of a row of what a pass computes of operands as they are, if known."""
@@ -247,10 +247,10 @@ def _degrees(csr: CSR, dtype: torch.dtype, *, stored: bool) -> Tensor:
         dtype: of the gradient.
         stored: keep it with the graph.
     """
-    known, key = cache_of(csr) if stored else {}, ("degrees", dtype)
-    found: Tensor | None = known.get(key)
-    if found is None:
-        found = csr.rowptr.diff().clamp(min=1).view(-1, 1, 1).to(dtype)
+    cache, key = cache_of(csr) if stored else {}, ("degrees", dtype)
+    degrees: Tensor | None = cache.get(key)
+    if degrees is None:
+        degrees = csr.rowptr.diff().clamp(min=1).view(-1, 1, 1).to(dtype)
         if not is_captured(csr.col):
-            known[key] = found
-    return found
+            cache[key] = degrees
+    return degrees

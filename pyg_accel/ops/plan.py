@@ -96,10 +96,10 @@ def run(
             if plan is None:
                 return None
             _keep(graph, key, plan)
-    given = arguments.tensors
-    if plan.saves and given:
+    inputs = arguments.tensors
+    if plan.saves and inputs:
         owned = {i for i in plan.saves if any(t is operands[i] or t is operands[i]._base
-                                              for t in given)}  # fmt: skip
+                                              for t in inputs)}  # fmt: skip
         if owned:
             operands = [t.clone() if i in owned else t for i, t in enumerate(operands)]
             return run(graph, make, kind, operands, by_edge)
@@ -118,7 +118,7 @@ def run(
 def _keep(graph: Graph, key: Any, plan: OperatorPlan) -> None:
     """Store a plan; those of a graph that turned out to stay are made anew."""
     if plan.rule is not None:
-        plan.asked = asked_for()
+        plan.requested = asked_for()
     if graph.is_cuda and not torch.are_deterministic_algorithms_enabled():
         facts = facts_of(graph.csr())
         if facts.shared_kind is None:

@@ -117,20 +117,20 @@ class Reduction(RowRule):
             tensors[place] = torch.where(winner < 0, -1, sources)
         return super().operators(graph, edges, tensors)
 
-    def passes(self, found: Passes, arrays: Arrays | None, special: Pass | None) -> Sequence[Pass]:
+    def passes(self, plan: Passes, arrays: Arrays | None, special: Pass | None) -> Sequence[Pass]:
         """Return the passes of :func:`plan_gradients`, and prepare the gradients of results."""
-        n, ready, places = len(self.sides), found.ready, found.places
+        n, ready, places = len(self.sides), plan.ready, plan.places
         for index, reduce in zip(count(n, 2), self.reduces, strict=False):
             if index not in ready:
                 continue
             if reduce == "mean" and special is None:
-                found.divided.append((places[index], ready[index].dtype))
+                plan.divided.append((places[index], ready[index].dtype))
             elif reduce == "prod" and arrays is not None:
                 read = tuple(places[i] for i in (*range(n), index))
                 coefficients = partial(prod_coefficients, arrays, self.text)
-                found.first.append((coefficients, True, read, (Result(None, None),) * 2))
-                places[index], places[index + 1] = found.end, found.end + 1
-                ready[index + 1], found.end = ready[index], found.end + 2
+                plan.first.append((coefficients, True, read, (Result(None, None),) * 2))
+                places[index], places[index + 1] = plan.end, plan.end + 1
+                ready[index + 1], plan.end = ready[index], plan.end + 2
         if special is not None:
             return [special]
         return backward_passes(self.text, self.reduces, self.needs, ready, self.shapes)

@@ -118,8 +118,8 @@ def sampling_rates(
     if not isinstance(graph, Graph) and (degree.is_floating_point() or degree.is_complex()):
         raise ValueError(f"expected degrees in whole numbers (got {degree.dtype})")
     widths = _checked(widths)
-    kept = torch.stack([degree.clamp(max=w).sum() for w in (*widths, _EVERYTHING)]).tolist()
-    return {w: n / kept[-1] if kept[-1] else 1.0 for w, n in zip(widths, kept, strict=False)}
+    sums = torch.stack([degree.clamp(max=w).sum() for w in (*widths, _EVERYTHING)]).tolist()
+    return {w: n / sums[-1] if sums[-1] else 1.0 for w, n in zip(widths, sums, strict=False)}
 
 
 _EVERYTHING = 2**31 - 1
@@ -139,10 +139,10 @@ def note_samples() -> Iterator[list[int]]:
 
 def _checked(widths: Iterable[int]) -> list[int]:
     """Return widths; ValueError unless there is one, and each is a whole number of at least 1."""
-    found = list(widths) if isinstance(widths, Iterable) else []
-    if not found:
+    values = list(widths) if isinstance(widths, Iterable) else []
+    if not values:
         raise ValueError(f"expected 'widths' to be one or more whole numbers (got {widths!r})")
-    return [whole("widths", width) for width in found]
+    return [whole("widths", width) for width in values]
 
 
 def _check(graph: Graph, values: Tensor, weight: Tensor | None, reduce: str, rescale: str) -> str:

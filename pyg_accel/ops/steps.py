@@ -92,48 +92,48 @@ class Pass(NamedTuple):
         shapes = shapes_of([tensors[i] for i in self.used])
         if self.formulas == (SCATTER,):
             return [shapes[0]]
-        found = [shape_of(parse(text), dict(enumerate(shapes))) for text in self.formulas]
-        return found if len(found) == 1 else [(widest(shapes)[0], width) for _, width in found]
+        sizes = [shape_of(parse(text), dict(enumerate(shapes))) for text in self.formulas]
+        return sizes if len(sizes) == 1 else [(widest(shapes)[0], width) for _, width in sizes]
 
-    def run(self, arrays: Arrays, given: list[Tensor]) -> list[Tensor]:
+    def run(self, arrays: Arrays, tensors: list[Tensor]) -> list[Tensor]:
         """Compute the gradients by operators."""
         if self.formulas == (SCATTER,):
-            flat = call("scatter_arg", *map(_flat, given), arrays.num_cols)
-            return [flat.view(arrays.num_cols, *given[0].shape[1:])]
+            flat = call("scatter_arg", *map(_flat, tensors), arrays.num_cols)
+            return [flat.view(arrays.num_cols, *tensors[0].shape[1:])]
         if len(self.formulas) > 1:
             csr = arrays.transposed if self.source else arrays.csr
             outs: list[Tensor] = call(
-                "gspmm_several", *csr[:5], given, list(self.formulas), list(self.reduces)
+                "gspmm_several", *csr[:5], tensors, list(self.formulas), list(self.reduces)
             )
             return outs
         arrays = arrays.turned() if self.source else arrays
         if not (self.numbered or torch.is_grad_enabled()):  # gradients may be of edges
             arrays = arrays._replace(eid=None, eid_t=None)
-        outs = call("gspmm", *arrays, given, self.formulas[0], list(self.reduces), False)
+        outs = call("gspmm", *arrays, tensors, self.formulas[0], list(self.reduces), False)
         return outs
 
     def by_operators(self, arrays: Arrays) -> Callable[[CSR], Launch]:
         """Return what :meth:`bind` returns, of operators."""
         return lambda _: Launch(partial(self.run, arrays), listed=True)
 
-    def bind(self, csr: CSR, given: list[Tensor]) -> tuple[str, Callable[[CSR], Launch]]:
+    def bind(self, csr: CSR, tensors: list[Tensor]) -> tuple[str, Callable[[CSR], Launch]]:
         """Return the backend that computes them, and what launches it on graphs of a kind.
 
         Args:
             csr: a graph of that kind, of the pass.
-            given: operands like those of later launches.
+            tensors: operands like those of later launches.
         """
         if self.formulas == (SCATTER,):
-            name, launch = scatter_launch(given[0].flatten(1), csr.num_rows)
+            name, launch = scatter_launch(tensors[0].flatten(1), csr.num_rows)
             return name, lambda _: launch  # of as many rows
         if len(self.formulas) > 1:
-            decision, formulas = _decide_several(csr, given, self.formulas, self.reduces)
+            decision, formulas = _decide_several(csr, tensors, self.formulas, self.reduces)
             before = formulas, list(self.reduces)
-            return decision.backend.name, decision.kernel.bound(csr, before, given)
+            return decision.backend.name, decision.kernel.bound(csr, before, tensors)
         if self.numbered:
-            return bind_gspmm(csr, self.formulas[0], self.reduces, given, want_arg=False)
+            return bind_gspmm(csr, self.formulas[0], self.reduces, tensors, want_arg=False)
         csr = csr._replace(eid=None)
-        name, bound = bind_gspmm(csr, self.formulas[0], self.reduces, given, want_arg=False)
+        name, bound = bind_gspmm(csr, self.formulas[0], self.reduces, tensors, want_arg=False)
         return name, lambda csr: bound(csr._replace(eid=None))
 
 
@@ -196,8 +196,8 @@ def _known_shapes(used: tuple[int, ...], tensors: Mapping[int, Tensor]) -> Shape
 
 def _fits(step: Step, tensors: Mapping[int, Tensor]) -> bool:
     """Whether a step may run together with others: it gathers rows."""
-    given = [tensors[i] for i in step.used]
-    if any(not t.is_floating_point() for t in given) or selects(step.formula):
+    operands = [tensors[i] for i in step.used]
+    if any(not t.is_floating_point() for t in operands) or selects(step.formula):
         return False
     shapes = _known_shapes(step.used, tensors)
     if widest(shapes)[1] == 1 or min(min(shape) for shape in shapes) == 0:
@@ -211,7 +211,7 @@ def _together(group: tuple[Step, ...], transposed: bool) -> tuple[tuple[str, ...
     used = tuple(dict.fromkeys(i for step in group for i in step.used))
     formulas = []
     for step in group:
-        places = {own: used.index(i) for own, i in enumerate(step.used)}
+        places = {place: used.index(i) for place, i in enumerate(step.used)}
         formula = step.formula
         if transposed and step.side == "e":
             formula = swap_sides(formula)

@@ -86,7 +86,7 @@ class Source:
         self._unchanged = Snapshot(self.operands)
         self._written: Tensor | None = None
 
-    def given(self) -> list[Tensor]:
+    def expanded(self) -> list[Tensor]:
         """The operands with as many rows as the graph says."""
         if not self._unchanged.fits(self.operands):
             raise RuntimeError(
@@ -111,7 +111,7 @@ class Source:
         """The weights without dropout, [E] or [E, H]."""
         if self._written is None:
             self._written = perform(
-                _softmax, self.graph, self.score, self.given(), self.dtype, self.shape[1:],
+                _softmax, self.graph, self.score, self.expanded(), self.dtype, self.shape[1:],
                 grad=self.grad,
             )  # fmt: skip
         return self._written
@@ -174,17 +174,17 @@ class Weights(DeferredOperand):
 
     def differentiable(self) -> bool:
         """See :meth:`DeferredOperand.differentiable`."""
-        given = [*self.source.operands, *([] if self.mask is None else [self.mask])]
-        return self.source.grad and any(t.requires_grad for t in given)
+        tensors = [*self.source.operands, *([] if self.mask is None else [self.mask])]
+        return self.source.grad and any(t.requires_grad for t in tensors)
 
     def after(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Views of weights and dropout can wait."""
-        made = None
+        weights = None
         if name in _VIEWS and (shape := _viewed(self, name, args, kwargs)) is not None:
-            made = Weights.of(self.source, shape, self.mask)
+            weights = Weights.of(self.source, shape, self.mask)
         elif name == "dropout" and not kwargs.get("inplace") and len(args) < 3:
-            made = _dropped(func, self, args, kwargs)
-        return made
+            weights = _dropped(func, self, args, kwargs)
+        return weights
 
 
 _VIEWS = {"view", "reshape", "unsqueeze", "squeeze", "view_as", "reshape_as"}
@@ -196,8 +196,8 @@ def _viewed(
     """The shape of a view, if it has the same rows and only dimensions of size 1 came or went."""
     old = plain_shape(weights)
     like = {"view_as": "view", "reshape_as": "reshape"}.get(name, name)
-    given = tuple(a.shape if isinstance(a, Tensor) else a for a in args)
-    new: torch.Size = getattr(torch.empty(old, device="meta"), like)(*given, **kwargs).shape
+    sizes = tuple(a.shape if isinstance(a, Tensor) else a for a in args)
+    new: torch.Size = getattr(torch.empty(old, device="meta"), like)(*sizes, **kwargs).shape
     same = [n for n in new if n != 1] == [n for n in old if n != 1]
     return new if same and len(new) > 0 and new[0] == old[0] else None
 
@@ -238,18 +238,18 @@ def attend(
         [num_rows, ...], and what was computed; None if the messages are something else.
     """
     num_rows = where.num_rows
-    found = [i for i, t in enumerate(operands) if isinstance(t, Weights)]
-    if len(found) != 1:
+    indices = [i for i, t in enumerate(operands) if isinstance(t, Weights)]
+    if len(indices) != 1:
         return None
-    weights = operands[found[0]]
+    weights = operands[indices[0]]
     assert isinstance(weights, Weights)
-    value, source = _without(formula, found[0]), weights.source
+    value, source = _without(formula, indices[0]), weights.source
     if value is None or not source.fits(where) or not (read := _operands_of(value)):
         return None
-    layout = _layout(weights, [t for i, t in enumerate(operands) if i != found[0]])
+    layout = _layout(weights, [t for i, t in enumerate(operands) if i != indices[0]])
     if layout is None:
         return None
-    graph, score, names, given = source.graph, source.score, [*source.operands], source.given()
+    graph, score, names, tensors = source.graph, source.score, [*source.operands], source.expanded()
     scored = _operands_of(score)
     if all(o.side != "u" for o in scored):
         paired = with_pairs_as_sources(value, operands, where.target, num_rows)
@@ -261,26 +261,26 @@ def attend(
     for o in read:
         t = materialize(operands[o.index])
         same = [k for k, s in enumerate(names)
-                if s is t and sides.get(k) == o.side and tuple(given[k].shape[1:]) ==
+                if s is t and sides.get(k) == o.side and tuple(tensors[k].shape[1:]) ==
                 (layout.heads, layout.width)]  # fmt: skip
         if same:
             places[o.index] = same[0]
             continue
-        places[o.index] = len(given)
-        sides[len(given)] = o.side
+        places[o.index] = len(tensors)
+        sides[len(tensors)] = o.side
         names.append(operands[o.index])
         with quiet():
             if repeated[o.index]:
                 t = t.expand(num_rows, *t.shape[1:])
-            given.append(layout.fold(t))
+            tensors.append(layout.fold(t))
     factor = -1
     if weights.mask is not None:
-        factor = len(given)
+        factor = len(tensors)
         with quiet():
-            given.append(weights.mask.reshape(weights.mask.size(0), -1, 1))
+            tensors.append(weights.mask.reshape(weights.mask.size(0), -1, 1))
     computed, texts = _computed(score, value, tuple(places.items()), factor)
     with quiet():
-        out = perform(ops.attention, graph, *texts, given, edge_order=True)
+        out = perform(ops.attention, graph, *texts, tensors, edge_order=True)
         out = out.reshape(out.size(0), *layout.trailing)
     return out, computed
 
@@ -305,21 +305,21 @@ def _computed(
 
 def _layout(weights: Tensor, operands: list[Tensor]) -> Layout | None:
     """How messages [E, ...] become heads, one weight each, times width."""
-    own = tuple(weights.shape[1:])
+    trailing = tuple(weights.shape[1:])
     try:
-        full = broadcast(own, *(t.shape[1:] for t in operands))
+        full = broadcast(trailing, *(t.shape[1:] for t in operands))
     except RuntimeError:
         return None
-    own = (1,) * (len(full) - len(own)) + own
-    split = max((d + 1 for d, n in enumerate(own) if n != 1), default=0)
-    return Layout(full, split) if own[:split] == full[:split] else None
+    trailing = (1,) * (len(full) - len(trailing)) + trailing
+    split = max((d + 1 for d, n in enumerate(trailing) if n != 1), default=0)
+    return Layout(full, split) if trailing[:split] == full[:split] else None
 
 
 @lru_cache(maxsize=1024)
 def _without(formula: Formula, index: int) -> Formula | None:
     """What an operand is multiplied by; None if the formula is not such a product."""
     match formula:
-        case Operand(index=found) if found == index:
+        case Operand(index=number) if number == index:
             return Const(1.0)
         case Unary(op="neg", arg=arg):
             inner = _without(arg, index)

@@ -157,7 +157,7 @@ def _run(
     if reading.reason:  # Dynamo has found it out since, and the result is not used
         return edge_index.new_empty(0)
     if reading.reason is not None:
-        return _made(reading, name, edge_index, kwargs, state)
+        return _computed(reading, name, edge_index, kwargs, state)
     # Dynamo's pass is the first, on tensors without data, unless PyG's path has broken the graph.
     if not isinstance(edge_index, FakeTensor):
         reading.reason = "a graph break"
@@ -168,7 +168,7 @@ def _run(
     assert symbols is not None
     try:
         with Look() as look, symbols.ignore_fresh_unbacked_symbols():
-            out = _made(reading, name, edge_index, kwargs, state)
+            out = _computed(reading, name, edge_index, kwargs, state)
     except Unrecognised as reason:
         reading.reason = str(reason)
     except _DEPENDS_ON_DATA:
@@ -184,16 +184,16 @@ def _run(
     return edge_index.new_empty(0)
 
 
-def _made(
+def _computed(
     reading: Reading, name: str, edge_index: Tensor, kwargs: Any, state: dict[str, Tensor]
 ) -> Tensor:
     # Of a part with two names by the first: what it has is put back by each of those given here.
-    own = {
+    names = {
         f"{part}.{name}".removeprefix(".")
         for part, module in reading.module().named_modules()
         for name in (*module._parameters, *module._buffers)
     }
-    state = {name: tensor for name, tensor in state.items() if name in own}
+    state = {name: tensor for name, tensor in state.items() if name in names}
     with reading.attributes() as module, _reparametrize_module(module, state):
         decided = reading.reason is not None
         out, reading.formulas = reading.run(

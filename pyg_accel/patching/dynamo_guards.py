@@ -67,11 +67,11 @@ class Reading:
 
     def before(self, context: ComptimeContext) -> None:
         """Look at what is pending when the call begins: Dynamo has it, and the layer has not."""
-        own = {id(m): m for m in self.module().modules()}
+        modules = {id(m): m for m in self.module().modules()}
         for key, variable in _changed(context).items():
             self._changed.add(key)
             value: Any = getattr(variable, "value", None)
-            if id(value) in own:
+            if id(value) in modules:
                 for name, pending in _pending(context, variable).items():
                     if pending.is_python_constant():
                         self._set.append((value, name, pending.as_python_constant()))
@@ -93,14 +93,14 @@ class Reading:
                 vars(owner)[name] = value
             yield module
         finally:  # what the layer put aside has no data
-            for own, then in before:
-                refill(own, then)
+            for attributes, saved in before:
+                refill(attributes, saved)
 
     def after(self, context: ComptimeContext) -> None:
         """Look at what PyG's path has changed and read."""
-        own = {id(m) for m in self.module().modules()}
+        modules = {id(m) for m in self.module().modules()}
         for key, variable in _changed(context).items():
-            if key not in self._changed and id(getattr(variable, "value", None)) not in own:
+            if key not in self._changed and id(getattr(variable, "value", None)) not in modules:
                 self.reason = self.reason or "a message that changes objects"
         for number in _output(context).unspec_variable_map.values():
             origin = number.source
@@ -128,7 +128,7 @@ class Reading:
         module = self.module()
         for variable in _changed(context).values():
             value = getattr(variable, "value", None)
-            if any(value is own for own in module.modules()) and any(
+            if any(value is part for part in module.modules()) and any(
                 not pending.is_python_constant()
                 and (not pending.is_tensor() or pending.as_proxy().node in random)
                 for pending in _pending(context, variable).values()
@@ -136,8 +136,8 @@ class Reading:
                 self.reason = "random numbers in an attribute that a message sets"
                 return
         for node in drawing:
-            given = dict(zip(("p", "training", "inplace"), node.args[1:], strict=False))
-            node.args, node.kwargs = node.args[:1], given | node.kwargs | {"training": False}
+            arguments = dict(zip(("p", "training", "inplace"), node.args[1:], strict=False))
+            node.args, node.kwargs = node.args[:1], arguments | node.kwargs | {"training": False}
 
 
 _readings: dict[str, Reading] = {}
@@ -202,16 +202,16 @@ def _changed(context: ComptimeContext) -> dict[int, Any]:
 
 
 def _pending(context: ComptimeContext, variable: Any) -> dict[str, Any]:
-    found: dict[str, Any] = _output(context).side_effects.store_attr_mutations.get(variable, {})
-    return dict(found)
+    mutations: dict[str, Any] = _output(context).side_effects.store_attr_mutations.get(variable, {})
+    return dict(mutations)
 
 
 def _draws(node: Node) -> bool:
     if node.target not in (torch.nn.functional.dropout, torch.dropout):
         return False
-    given: dict[str, Any] = dict(zip(("p", "training"), node.args[1:], strict=False))
-    given |= node.kwargs
-    return given.get("training", True) is not False and given.get("p", 0.5) != 0
+    arguments: dict[str, Any] = dict(zip(("p", "training"), node.args[1:], strict=False))
+    arguments |= node.kwargs
+    return arguments.get("training", True) is not False and arguments.get("p", 0.5) != 0
 
 
 # Of numbers of edges that are no property of an input: the number that they were picked from.
@@ -225,15 +225,15 @@ def _note_origin(edge_index: Node) -> None:
     size = edge_index.meta["example_value"].size(1)
     if not (isinstance(size, torch.SymInt) and free_unbacked_symbols(size)):
         return
-    inputs, seen = [], [edge_index]
-    for node in seen:  # as it grows
-        seen += [one for one in node.all_input_nodes if one not in seen]
+    inputs, ancestors = [], [edge_index]
+    for node in ancestors:  # as it grows
+        ancestors += [one for one in node.all_input_nodes if one not in ancestors]
         value = node.meta.get("example_value")
         if node.op == "placeholder" and isinstance(value, Tensor) and _is_edge_index(value):
             inputs.append(value.size(1))
     if inputs:
-        known = _PICKED.setdefault(size.node.shape_env, [])
-        known.append((size.node.expr, functools.reduce(torch.sym_max, inputs)))
+        origins = _PICKED.setdefault(size.node.shape_env, [])
+        origins.append((size.node.expr, functools.reduce(torch.sym_max, inputs)))
 
 
 def _is_edge_index(value: Tensor) -> bool:
@@ -245,8 +245,8 @@ def _is_edge_index(value: Tensor) -> bool:
 def picked_from(size: torch.SymInt) -> int | torch.SymInt:
     """Return the number of edges in the graph that these were picked from, or the same."""
     env, expr = size.node.shape_env, size.node.expr
-    known = (origin for one, origin in _PICKED.get(env, ()) if env.replace(one) == expr)
-    return next(known, size)
+    origins = (origin for one, origin in _PICKED.get(env, ()) if env.replace(one) == expr)
+    return next(origins, size)
 
 
 class Look(TorchDispatchMode):

@@ -64,8 +64,8 @@ class Products(DeferredOperand):
     def of(cls, rows: Tensor, pairs: Pairs, edge_index: Tensor) -> "Products":
         """Spread rows over the edges, later."""
         shape = (pairs.pair.numel(), *rows.shape[1:])
-        own = {"rows": rows, "pairs": pairs, "edge_index": edge_index}
-        return cls(shape, rows.dtype, rows.device, **own)
+        attributes = {"rows": rows, "pairs": pairs, "edge_index": edge_index}
+        return cls(shape, rows.dtype, rows.device, **attributes)
 
     def ordinary(self) -> Tensor:
         """See :meth:`DeferredOperand.ordinary`."""

@@ -45,15 +45,15 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...), type(Not
 
 def effect_reasons(module: MessagePassing) -> list[str]:
     """Return why a layer's message must run once, on ordinary tensors."""
-    return list(islice((found for found in _found(module) if isinstance(found, str)), 1))
+    return list(islice((finding for finding in _findings(module) if isinstance(finding, str)), 1))
 
 
 def tensors_outside(module: MessagePassing) -> list[Tensor]:
     """Return the tensors that the code of a message reads and that are not the layer's."""
-    return [found for found in _found(module) if isinstance(found, Tensor)]
+    return [finding for finding in _findings(module) if isinstance(finding, Tensor)]
 
 
-def _found(module: MessagePassing) -> Iterator[str | Tensor]:
+def _findings(module: MessagePassing) -> Iterator[str | Tensor]:
     reader = _Reader(module)
     yield from reader.methods(*METHODS)
     for part in modules_in(*module.children()):
@@ -65,7 +65,7 @@ class _Reader:
     """Goes through the functions that the methods of a layer, or of a module in it, call."""
 
     def __init__(self, module: torch.nn.Module) -> None:
-        self.module, self._seen = module, set[int]()
+        self.module, self._visited = module, set[int]()
         self._containers: list[str] = []  # outside of the layer
         self._changes = False
 
@@ -95,8 +95,8 @@ class _Reader:
             yield from self._all(value, name)
         elif issubclass(cls, _CONTAINERS):
             self._containers.append(name)
-            if id(value) not in self._seen:  # it may contain itself
-                self._seen.add(id(value))
+            if id(value) not in self._visited:  # it may contain itself
+                self._visited.add(id(value))
                 yield from self._all(value.values() if isinstance(value, dict) else value, name)
         elif issubclass(cls, partial):
             yield from self._all((value.func, *value.args, *value.keywords.values()), name)
@@ -105,9 +105,9 @@ class _Reader:
 
     def attribute(self, name: str) -> Iterator[str | Tensor]:
         """The same of an attribute of the layer, of all classes that have one of this name."""
-        own = vars(self.module)
-        if name in own:
-            value = own[name]
+        attributes = vars(self.module)
+        if name in attributes:
+            value = attributes[name]
             if isinstance(value, _CONTAINERS):  # which are put back
                 value = tuple(value.values() if isinstance(value, dict) else value)
             if not isinstance(value, (Tensor, torch.nn.Module)):
@@ -121,9 +121,9 @@ class _Reader:
             yield from self.value(value, name)
 
     def _function(self, function: FunctionType) -> Iterator[str | Tensor]:
-        if id(function) in self._seen or _is_pure(function.__globals__.get("__name__")):
+        if id(function) in self._visited or _is_pure(function.__globals__.get("__name__")):
             return
-        self._seen.add(id(function))
+        self._visited.add(id(function))
         code = function.__code__
         attributes = named_in(code, "LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR")
         self._changes |= bool(named_in(code, "STORE_SUBSCR", "DELETE_SUBSCR"))

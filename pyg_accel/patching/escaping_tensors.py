@@ -24,7 +24,7 @@ __all__ = [
     "finish", "nothing", "ordinary", "refuse_kept", "returns_none", "written",
 ]  # fmt: skip
 
-_ASKED = "return_attention_weights"
+_WEIGHTS = "return_attention_weights"
 
 
 def returns_none(module: MessagePassing) -> CodeType | None:
@@ -34,10 +34,10 @@ def returns_none(module: MessagePassing) -> CodeType | None:
     """
     frame = sys._getframe(1)
     while frame is not None and frame.f_code.co_name != "_call_impl":
-        if _ASKED in frame.f_code.co_varnames:
-            given = frame.f_locals
-            mine = given.get(frame.f_code.co_varnames[0]) is module
-            return frame.f_code if mine and given.get(_ASKED, _ASKED) is None else None
+        if _WEIGHTS in frame.f_code.co_varnames:
+            variables = frame.f_locals
+            mine = variables.get(frame.f_code.co_varnames[0]) is module
+            return frame.f_code if mine and variables.get(_WEIGHTS, _WEIGHTS) is None else None
         frame = frame.f_back  # type: ignore[assignment]
     return None
 
@@ -45,8 +45,8 @@ def returns_none(module: MessagePassing) -> CodeType | None:
 @lru_cache(maxsize=256)
 def _cleared(code: CodeType, alone: bool = False) -> frozenset[str]:
     """Return the attributes of its layer that a ``forward`` sets to None."""
-    found = [*dis.get_instructions(code)]
-    steps = [(step.opname.partition("_")[0], step.argval) for step in found]
+    instructions = [*dis.get_instructions(code)]
+    steps = [(step.opname.partition("_")[0], step.argval) for step in instructions]
     clears, asserts = [("LOAD", None), ("LOAD", code.co_varnames[0])], "LOAD_ASSERTION_ERROR"
     read = {name: i for i, (kind, name) in reversed([*enumerate(steps)]) if kind == "LOAD"}
     return frozenset(
@@ -54,7 +54,7 @@ def _cleared(code: CodeType, alone: bool = False) -> frozenset[str]:
         for i, (kind, name) in enumerate(steps)
         if kind == "STORE"
         and steps[i - 2 : i] == clears  # alone, it is None before that too
-        and not (alone and any(s.opname == asserts for s in found[read.get(name, i) : i]))
+        and not (alone and any(s.opname == asserts for s in instructions[read.get(name, i) : i]))
     )
 
 
@@ -121,8 +121,8 @@ def finish(
 def ordinary(value: Any) -> Any:
     """Write out a lazy tensor; attention weights may wait for who takes them."""
     if isinstance(value, LazyTensor):
-        made = _edge_operand(value)
-        return value.tracer.compute(value) if made is None else made
+        weights = _edge_operand(value)
+        return value.tracer.compute(value) if weights is None else weights
     return value
 
 

@@ -26,7 +26,7 @@ from pyg_accel.graph.derived import GraphHistory
 from pyg_accel.ops.plan import arguments
 from pyg_accel.patching import programs, recording
 from pyg_accel.patching.context import context
-from pyg_accel.patching.reasons import forced, is_active, switches
+from pyg_accel.patching.reasons import is_active, switches, unconditional
 from pyg_accel.patching.running import Unrecognised, running
 from pyg_accel.patching.sampling import in_force
 from pyg_accel.patching.verification import verify
@@ -41,7 +41,7 @@ __all__ = ["NOTHING", "Call", "by_program", "enter", "leave", "too_small"]
 
 NOTHING = object()
 UNSEEN = 2  # after so many calls in a row with a new graph, every call is assumed to have one
-_seen: "weakref.WeakKeyDictionary[object, GraphHistory]" = weakref.WeakKeyDictionary()  # by owners
+_histories: "weakref.WeakKeyDictionary[object, GraphHistory]" = weakref.WeakKeyDictionary()
 
 
 class Call(NamedTuple):
@@ -66,8 +66,8 @@ class Call(NamedTuple):
 
     def stock(self) -> Any:
         """Make the call as PyG does."""
-        own = () if self.owner is None else (self.owner,)
-        return self.original(*own, *self.args, **self.kwargs)
+        owner = () if self.owner is None else (self.owner,)
+        return self.original(*owner, *self.args, **self.kwargs)
 
 
 def by_program(
@@ -97,19 +97,19 @@ def by_program(
     if (hooked := saved_tensors_hooks(False) is not None) and name == "call":
         return NOTHING  # a checkpoint expects the same of a call made again
     transformed = running.transformed
-    known: Any = transformed.get(layer) if transformed and name == "call" else None
-    own = known is None
+    cached: Any = transformed.get(layer) if transformed and name == "call" else None
+    from_layer = cached is None
     while True:
-        if own:
-            known = vars(layer).get(PROGRAMS)
-            known = None if known is None else known.get(name)
-            if known is not None and known.layer is not layer:
-                known = None  # a copy that shares the attributes
-            if known is not None and known.switched != switches.changes:
+        if from_layer:
+            cached = vars(layer).get(PROGRAMS)
+            cached = None if cached is None else cached.get(name)
+            if cached is not None and cached.layer is not layer:
+                cached = None  # a copy that shares the attributes
+            if cached is not None and cached.switched != switches.changes:
                 if not is_active(layer):
                     return NOTHING
-                known.switched = switches.changes
-        for program in () if known is None else known.programs:
+                cached.switched = switches.changes
+        for program in () if cached is None else cached.programs:
             leaves, state = program.admit(args, kwargs), program.state
             if leaves is None:
                 continue
@@ -122,7 +122,7 @@ def by_program(
                 and (
                     (few := edges < sizes.fewest)
                     or hooked
-                    or known.seen.is_new(leaves[sizes.graph])
+                    or cached.history.is_new(leaves[sizes.graph])
                 )
             ):
                 outside, running.stock = running.stock, True  # functions inside of it are PyG's too
@@ -139,10 +139,10 @@ def by_program(
                 and unchanged(guard.compared)
             ):
                 if state.new_graphs is (state.unseen <= UNSEEN):
-                    program = known.again(program, leaves)
+                    program = cached.again(program, leaves)
                 break
         else:
-            if adopted or not programs.adopt(known, layer, name, args, kwargs, now or context()):
+            if adopted or not programs.adopt(cached, layer, name, args, kwargs, now or context()):
                 return NOTHING
             adopted = True
             continue
@@ -248,7 +248,7 @@ def too_small(
         row_bytes: bytes of the features of a node or an edge.
         known: nothing is built for the call that is not there already.
     """
-    if settings.always or forced.on or in_force() is not None:
+    if settings.always or unconditional.on or in_force() is not None:
         return []
     device, gradient = graph.device.type, torch.is_grad_enabled()
     fewest = fewest_edges(device, work, row_bytes, new=False, gradient=gradient)
@@ -260,7 +260,7 @@ def too_small(
     # A checkpoint repeats what ran now, and then the graph is not new any more.
     if not (new := saved_tensors_hooks(False) is not None):
         with torch._C.DisableTorchFunction():
-            new = _seen.setdefault(owner, GraphHistory()).is_new(graph)
+            new = _histories.setdefault(owner, GraphHistory()).is_new(graph)
     return size_reasons(edges, fewest, new=True) if new else []
 
 

@@ -105,12 +105,12 @@ def forward_of(self: MessagePassing, *args: Any, **kwargs: Any) -> Any:
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _left(self: MessagePassing, out: Any, lent: list[Tensor]) -> Any:
     """Return the result of a layer with copies of what it borrowed, and leave it copies."""
-    own = vars(self)
-    for name, value in own.copy().items():  # another thread may run the layer and set its own
+    attributes = vars(self)
+    for name, value in attributes.copy().items():  # another thread may set some meanwhile
         if name not in _OF_EVERY_LAYER or name == "_buffers":
             left = copied(value, lent)
             if left is not value:
-                own[name] = left
+                attributes[name] = left
     return out if memo.running.lent is not None else copied(out, lent)
 
 

@@ -168,7 +168,7 @@ class Tracer(TorchFunctionMode):
         super().__init__()
         self.formulas: list[Computation] = []
         self.layer: torch.nn.Module | None = None
-        self.given: Callable[[], Iterable[Tensor]] = tuple
+        self.inputs: Callable[[], Iterable[Tensor]] = tuple
         self._storages: set[int] | None = None
         self.edge_index = edge_index
         self.target = 1 if flow == "source_to_target" else 0
@@ -210,7 +210,7 @@ class Tracer(TorchFunctionMode):
         PyG's path, should it run after this one, would change it a second time.
         """
         if self._storages is None:
-            self._storages = set(map(memory_of, self.given()))
+            self._storages = set(map(memory_of, self.inputs()))
         if not self._storages.isdisjoint(map(memory_of, changed)):
             raise Unrecognised(f"'{name}' changes a tensor in place that the message was given")
 
@@ -250,8 +250,8 @@ class Tracer(TorchFunctionMode):
 
     def followed(self, index: object) -> int | None:
         """Return the row of edge_index that a tensor was made of, whatever its shape is now."""
-        known = self._rows.get(id(index))
-        return None if known is None or known[2] != _version(known[0]) else known[1]
+        entry = self._rows.get(id(index))
+        return None if entry is None or entry[2] != _version(entry[0]) else entry[1]
 
     def row_of(self, index: object, shape: Sequence[int] | None = None, dim: int = 0) -> int | None:
         """Return which row of edge_index a tensor is, if it is one.
@@ -281,8 +281,8 @@ class Tracer(TorchFunctionMode):
     def gather(self, source: Tensor, dim: int, row: int) -> Tensor:
         """``source.index_select(dim, edge_index[row])``, later."""
         dim = dim % source.dim()
-        known = self.sizes[row]
-        if known is not None and known != source.size(dim):
+        num_rows = self.sizes[row]
+        if num_rows is not None and num_rows != source.size(dim):
             raise Unrecognised("node features of different numbers of rows")
         self.sizes[row] = source.size(dim)
         self.gathered.append((source, row))
@@ -303,23 +303,23 @@ class Tracer(TorchFunctionMode):
             return tensor
         return self._copy(tensor, copied)
 
-    def own(self, tensor: Tensor) -> Tensor:
+    def protected(self, tensor: Tensor) -> Tensor:
         """Return features that the layer's caller cannot change before their gradient is made.
 
         A function on edges reads copies of them in PyG's path, one on nodes would read themselves.
         """
-        given = arguments.tensors if self.records_gradients else ()
-        if not any(tensor is t or tensor._base is t for t in given):
+        leaves = arguments.tensors if self.records_gradients else ()
+        if not any(tensor is t or tensor._base is t for t in leaves):
             return tensor
         return self._copy(tensor, partial(self.apply, torch.clone))
 
     def _copy(self, tensor: Tensor, copy: Callable[[Tensor], Tensor]) -> Tensor:
         """Copy features, once as they are."""
         key = id(tensor), _version(tensor)
-        known = self._copies.get(key)
-        if known is None:  # the tensor is held, so that no other one has its identity
-            known = self._copies[key] = tensor, copy(tensor)
-        return known[1]
+        entry = self._copies.get(key)
+        if entry is None:  # the tensor is held, so that no other one has its identity
+            entry = self._copies[key] = tensor, copy(tensor)
+        return entry[1]
 
     def leaf(
         self,
@@ -336,8 +336,8 @@ class Tracer(TorchFunctionMode):
 
     def add_operand(self, side: str, operand: Tensor, *, repeated: bool = False) -> int:
         """Number an operand; one that is known at the same side keeps its number."""
-        for number, known in enumerate(self.operands):
-            if known is operand and (self.sides[number], self.repeated[number]) == (
+        for number, other in enumerate(self.operands):
+            if other is operand and (self.sides[number], self.repeated[number]) == (
                 side,
                 repeated,
             ):

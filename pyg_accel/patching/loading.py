@@ -59,14 +59,14 @@ def collate(
     graphs = data_list if isinstance(data_list, (list, tuple)) else list(data_list)
     reason = next(iter(several.collate_reasons(graphs)), "")
     if reason:
-        made = original(cls, graphs, *args, **kwargs)
+        batch = original(cls, graphs, *args, **kwargs)
     else:
-        made = several.collate(cls, graphs, *args, **kwargs)
+        batch = several.collate(cls, graphs, *args, **kwargs)
     seconds = time.perf_counter() - began
     what, backend = ("", "PyG") if reason else ("graphs", "cpu")
     if issubclass(cls, Batch):
         record_batch(cls.__name__, what, backend, reason, seconds)
-    return made
+    return batch
 
 
 def _takes_part() -> bool:

@@ -68,10 +68,10 @@ class Network(DeferredOperand):
     def hoisted(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """See :meth:`DeferredOperand.hoisted`."""
         lazy = self.call.leaf("e", self, plain_shape(self), 0)
-        made = self.call.rules.record(func, (lazy, *args), kwargs)
-        if isinstance(made, (tuple, list)):
-            return type(made)(first_operand(part) for part in made)
-        return first_operand(made)
+        result = self.call.rules.record(func, (lazy, *args), kwargs)
+        if isinstance(result, (tuple, list)):
+            return type(result)(first_operand(part) for part in result)
+        return first_operand(result)
 
 
 def has_network(lazy: LazyTensor) -> bool:
@@ -149,11 +149,11 @@ def reads(trace: Tracer, tensor: Tensor, side: str = "w") -> fx.Node:
         side: where its rows are, ``"w"`` for a tensor that all edges share.
     """
     node: fx.Node
-    known = trace.networks.find_nodes(op="placeholder")
-    for node in known:
+    placeholders = trace.networks.find_nodes(op="placeholder")
+    for node in placeholders:
         if node.meta and node.meta[_TENSOR] is tensor and node.meta[_SIDE] == side:
             return node
-    node = trace.networks.placeholder(f"t{len(known)}")
+    node = trace.networks.placeholder(f"t{len(placeholders)}")
     node.meta = {_TENSOR: tensor, _SIDE: side}
     return node
 
@@ -211,8 +211,8 @@ def _written_out(
 ) -> Tensor:
     if isinstance(formula, Operand) and sides[0] == "e":
         return operands[0]
-    made = _repeated(block, sides, operands)
-    out: Tensor = perform(ops.gspmm, block.graph, formula, made, reduce="none", edge_order=True)
+    expanded = _repeated(block, sides, operands)
+    out: Tensor = perform(ops.gspmm, block.graph, formula, expanded, reduce="none", edge_order=True)
     return out
 
 
@@ -292,12 +292,12 @@ def _run(
 
     with quiet():
         graph = trace.graph_of(num_rows)
-        given, sides = ([node.meta[key] for node in tensors] for key in (_TENSOR, _SIDE))
+        values, sides = ([node.meta[key] for node in tensors] for key in (_TENSOR, _SIDE))
         steps = Steps.of(inputs, [node for node in _needed(root) if node.op != "placeholder"])
         if whole:
-            return steps(_Whole(graph, num_rows), given)
+            return steps(_Whole(graph, num_rows), values)
         rows, by_degree = trace.num_edges if of_edges else num_rows, product is not None
-        return perform(in_blocks, graph, size, steps, given, sides, rows,
+        return perform(in_blocks, graph, size, steps, values, sides, rows,
                        of_edges=of_edges, by_degree=by_degree)  # fmt: skip
 
 
@@ -345,20 +345,20 @@ def _reduced(
     *operands: Tensor,
     reduces: Sequence[str],
 ) -> list[Tensor]:
-    made = _repeated(block, sides, operands)
+    expanded = _repeated(block, sides, operands)
     return list(
-        perform(ops.gspmm, block.graph, formula, made, reduce=list(reduces), edge_order=True)
+        perform(ops.gspmm, block.graph, formula, expanded, reduce=list(reduces), edge_order=True)
     )
 
 
 def _needed(node: fx.Node) -> list[fx.Node]:
     """What a node is made of, and itself, in order."""
-    found, pending = {node}, [node]
+    ancestors, pending = {node}, [node]
     for one in pending:  # as it grows
-        more = [given for given in one.all_input_nodes if given not in found]
-        found.update(more)
+        more = [source for source in one.all_input_nodes if source not in ancestors]
+        ancestors.update(more)
         pending += more
-    return [one for one in node.graph.nodes if one in found]
+    return [one for one in node.graph.nodes if one in ancestors]
 
 
 def _inputs(node: fx.Node) -> list[fx.Node]:

@@ -220,12 +220,12 @@ def _hand_over(function: Any, hook: Callable[..., Any], *, always: bool = False)
     """
     if _ORIGINAL in vars(function):
         return
-    known = _replaced.get(function)
-    if known is None or not known.is_of(function, hook, always=always):
-        known = _replaced[function] = _replacement(function, hook, always=always)
-    function.__kwdefaults__ = known.kwdefaults
-    vars(function).update({_WRAPPED: known.original, _ORIGINAL: known.original, _SCRIPTED: True})
-    function.__code__ = known.code
+    entry = _replaced.get(function)
+    if entry is None or not entry.is_of(function, hook, always=always):
+        entry = _replaced[function] = _replacement(function, hook, always=always)
+    function.__kwdefaults__ = entry.kwdefaults
+    vars(function).update({_WRAPPED: entry.original, _ORIGINAL: entry.original, _SCRIPTED: True})
+    function.__code__ = entry.code
     _spec_cache.pop(function, None)  # Dynamo remembers parameters by function, not by code
     _handed_over.append(function)
 
@@ -241,9 +241,9 @@ def _replacement(function: Any, hook: Callable[..., Any], *, always: bool) -> _R
     vars(original).update(attributes)
     original.__kwdefaults__ = function.__kwdefaults__
     code = _code_for(function, always=always)
-    given = {"_original": original, "_hook": hook, "_running": running,
+    hooks = {"_original": original, "_hook": hook, "_running": running,
              "_compiles": is_dynamo_compiling}  # fmt: skip
-    kwdefaults = {**(function.__kwdefaults__ or {}), **given}
+    kwdefaults = {**(function.__kwdefaults__ or {}), **hooks}
     return _Replaced(original, attributes, hook, always, code, kwdefaults)
 
 
@@ -264,9 +264,9 @@ _IF_STOCK = """if not _compiles() and _running.stock:
 def _code_for(function: FunctionType, *, always: bool) -> CodeType:
     names = function.__code__.co_freevars
     text = _HANDS_OVER.format(closure=", ".join(names), stock="" if always else _IF_STOCK)
-    made: dict[str, Any] = {}
-    exec(compile(text, f"<pyg_accel: {function.__qualname__}>", "exec"), made)
-    code: CodeType = made["with_closure"](*names).__code__.replace(co_name=function.__name__)
+    namespace: dict[str, Any] = {}
+    exec(compile(text, f"<pyg_accel: {function.__qualname__}>", "exec"), namespace)
+    code: CodeType = namespace["with_closure"](*names).__code__.replace(co_name=function.__name__)
     assert code.co_freevars == names
     return code
 
@@ -279,20 +279,20 @@ def _subclasses(cls: type) -> Iterator[type]:
 
 
 def _hand_over_class(cls: type) -> None:
-    own = vars(cls)
+    methods = vars(cls)
     for name, rendered in _RENDERED.items():
         bypass = f"_orig_{name}"
-        if rendered not in own or bypass not in own:
+        if rendered not in methods or bypass not in methods:
             continue
-        if own[rendered] is own[bypass] or own.get(name) is not own[rendered]:
+        if methods[rendered] is methods[bypass] or methods.get(name) is not methods[rendered]:
             continue  # written by the user: not ours to change
-        _hand_over(own[rendered], _hooks["call"])
+        _hand_over(methods[rendered], _hooks["call"])
 
 
 def template(module: MessagePassing, name: str) -> Callable[..., Any]:
     """Return the rendered ``propagate`` or ``edge_updater`` as it was before."""
-    found: Callable[..., Any] = getattr(getattr(module, name), _ORIGINAL)
-    return found
+    original: Callable[..., Any] = getattr(getattr(module, name), _ORIGINAL)
+    return original
 
 
 def is_rendered(method: Any) -> bool:

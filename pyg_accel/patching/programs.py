@@ -22,8 +22,8 @@ from pyg_accel.runtime.module_state import PROGRAMS
 from pyg_accel.runtime.report import Row, row_of
 
 __all__ = [
-    "FAILURES", "OfClass", "Programs", "Sizes", "adopt", "forget", "is_users",
-    "matching", "overwrites", "own", "programs_of", "why",
+    "FAILURES", "OfClass", "Programs", "Sizes", "adopt", "find", "forget", "is_users",
+    "matching", "overwrites", "programs_of", "why",
 ]  # fmt: skip
 
 _MOST = 8  # programs of one layer
@@ -140,18 +140,18 @@ class Programs:
             is until a record of a whole call has shown that it does not.
         looked: version of the class when none of its programs served, and none could be recorded.
         switched: changes of patch() at which the layer was accelerated.
-        seen: graphs of fewer edges than new ones have to have.
+        history: graphs of fewer edges than new ones have to have.
         drift: by which factor sizes may differ from those for which a program was transformed; 0
             for any.
     """
 
-    __slots__ = ("layer", "looked", "of_class", "overwrites", "programs", "seen", "switched")
+    __slots__ = ("history", "layer", "looked", "of_class", "overwrites", "programs", "switched")
     drift = 0
 
     def __init__(self, layer: Module, of_class: OfClass) -> None:
         self.layer, self.of_class = layer, of_class
         self.programs: list[LayerProgram] = []
-        self.overwrites, self.looked, self.switched, self.seen = True, -1, -1, GraphHistory()
+        self.overwrites, self.looked, self.switched, self.history = True, -1, -1, GraphHistory()
 
     def refusal(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """Return why a call is not transformed; empty if it is."""
@@ -214,10 +214,10 @@ def forget() -> None:
                 delattr(owner, PROGRAMS)
 
 
-def own(layer: Module, name: Any) -> Programs | None:
+def find(layer: Module, name: Any) -> Programs | None:
     """Return the programs of a layer that are still those of its class; None if there are none."""
-    known = vars(layer).get(PROGRAMS)
-    programs = None if known is None else known.get(name)
+    owned = vars(layer).get(PROGRAMS)
+    programs = None if owned is None else owned.get(name)
     if programs is None or programs.layer is not layer:
         return None  # a copy that shares the attributes
     return programs  # type: ignore[no-any-return]
@@ -225,7 +225,7 @@ def own(layer: Module, name: Any) -> Programs | None:
 
 def programs_of(layer: Module, name: Any) -> Programs:
     """Return the programs of a layer, new ones if there are none."""
-    programs, cls = own(layer, name), type(layer)
+    programs, cls = find(layer, name), type(layer)
     of_class: Any = vars(cls).get(PROGRAMS)
     if type(of_class) is not Owned:
         of_class = Owned()
@@ -233,11 +233,11 @@ def programs_of(layer: Module, name: Any) -> Programs:
         _owners.add(cls)
     kinds = of_class.setdefault(name, OfClass())
     if programs is None or programs.of_class is not kinds:
-        known = vars(layer).get(PROGRAMS)
-        if type(known) is not Owned or any(p.layer is not layer for p in known.values()):
-            known = vars(layer)[PROGRAMS] = Owned()
+        owned = vars(layer).get(PROGRAMS)
+        if type(owned) is not Owned or any(p.layer is not layer for p in owned.values()):
+            owned = vars(layer)[PROGRAMS] = Owned()
             _owners.add(layer)
-        programs = known[name] = Programs(layer, kinds)
+        programs = owned[name] = Programs(layer, kinds)
     return programs
 
 
@@ -248,7 +248,7 @@ def why(layer: Module, name: Any) -> str:
         layer: the layer.
         name: ``"call"`` of the whole layer, ``"propagate"`` or ``"edge_updater"``.
     """
-    programs = own(layer, name)
+    programs = find(layer, name)
     return "" if programs is None else programs.of_class.reason
 
 
@@ -257,7 +257,7 @@ def overwrites(layer: Module) -> bool:
     recorder = running_recorder.recorder
     if recorder is not None and recorder.whole:
         return True
-    programs = own(layer, "call")
+    programs = find(layer, "call")
     return is_users(layer) and (programs is None or programs.overwrites)
 
 

@@ -75,21 +75,21 @@ def call(
         reason = RECORDED if torch_records() else "Dynamo runs the call"
         record(type(self).__name__, "", "PyG", reason, 0.0)
         return original(self, edge_index, *args, **kwargs)
-    given = gate.Call(original, self, (edge_index, *args), kwargs)
+    original_call = gate.Call(original, self, (edge_index, *args), kwargs)
     if running_recorder.recorder is not None:
-        return _inside(given, running_recorder.recorder)
-    call, name = given, original.__name__
+        return _inside(original_call, running_recorder.recorder)
+    call, name = original_call, original.__name__
     if not is_edge_index(edge_index) or args:
         refuse_training(self)
-        if reasons := _reasons(given) or ["arguments without names"] * bool(args):
-            return gate.leave(given, reasons)
+        if reasons := _reasons(original_call) or ["arguments without names"] * bool(args):
+            return gate.leave(original_call, reasons)
         if is_sparse_matrix(edge_index) and self.fuse and name == "propagate":
-            return _multiplied(given)
+            return _multiplied(original_call)
         try:
-            call = with_edges(given)
+            call = with_edges(original_call)
         except Unrecognised as reason:
-            return gate.leave(given, [str(reason)])
-    stock = original if call is given else lambda *_, **__: given.stock()
+            return gate.leave(original_call, [str(reason)])
+    stock = original if call is original_call else lambda *_, **__: original_call.stock()
     forward = returns_none(self)
     key: Any = name
     if forward is not None and is_library_file(forward.co_filename):
@@ -109,7 +109,7 @@ def call(
         reasons = [str(refused) or "saved-tensor hooks are active"]
     if saved_tensors_are_hooked():  # by a program if there is one now
         out = gate.by_program(self, key, stock, call.args, call.kwargs)
-    return gate.leave(given, reasons) if out is gate.NOTHING else out
+    return gate.leave(original_call, reasons) if out is gate.NOTHING else out
 
 
 def _inside(call: gate.Call, recorder: Recorder) -> Any:
@@ -165,7 +165,7 @@ def _attempt(
     trace.writes_weights = original.__name__ == "edge_updater" and (alone or forward is None)
     if makes_matrices(getattr(self.message, "__code__", None)):
         trace.watched |= {"linear"}
-    trace.given = lambda: [
+    trace.inputs = lambda: [
         *tensors_in((edge_index, kwargs)), *tensors_of(self), *tensors_outside(self)
     ]  # fmt: skip
     out = None
@@ -209,18 +209,18 @@ def softmax(
     trace = running.traces[-1] if running.traces else None
     if not isinstance(trace, Trace) or trace.row_of(index) != trace.target:
         return function(src, index, *args, **kwargs)
-    given = dict(zip(("ptr", "num_nodes", "dim"), args, strict=False)) | kwargs
+    options = dict(zip(("ptr", "num_nodes", "dim"), args, strict=False)) | kwargs
     shape = plain_shape(src)
     if (
-        given.get("ptr") is not None
+        options.get("ptr") is not None
         or len(shape) not in (1, 2)
         or shape[0] != trace.num_edges
         or shape[1:].numel() > MAX_MATERIALIZED_WIDTH
-        or given.get("dim", 0) != 0
+        or options.get("dim", 0) != 0
         or not src.dtype.is_floating_point
     ):
         return function(src, index, *args, **kwargs)
-    return trace.softmax(src, given.get("num_nodes") or trace.sizes[trace.target] or 0)
+    return trace.softmax(src, options.get("num_nodes") or trace.sizes[trace.target] or 0)
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]

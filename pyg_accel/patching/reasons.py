@@ -32,13 +32,13 @@ from pyg_accel.runtime.hooks import has_hooks, hook_reasons
 from pyg_accel.runtime.module_state import modules_in
 
 __all__ = [
-    "RECORDED", "WATCHED", "call_reasons", "data_reasons", "device_of", "forced", "is_active",
+    "RECORDED", "WATCHED", "call_reasons", "data_reasons", "device_of", "is_active",
     "is_watched", "layer_reasons", "lazy_reason", "row_bytes", "subclass_reasons", "switch",
-    "switches", "takes_part", "torch_records", "transform_reasons",
+    "switches", "takes_part", "torch_records", "transform_reasons", "unconditional",
 ]  # fmt: skip
 
 
-class _Forced(threading.local):
+class _Unconditional(threading.local):
     """Whether calls of this thread are accelerated whatever is patched, and whatever their size."""
 
     on: bool = False
@@ -54,7 +54,7 @@ class Switches:
 _everywhere, _models = 0, 0
 switches = Switches()
 marked: "weakref.WeakKeyDictionary[torch.nn.Module, int]" = weakref.WeakKeyDictionary()
-forced = _Forced()
+unconditional = _Unconditional()
 RECORDED = "torch records the calls that are made"
 WATCHED = "a hook on the aggregation, or a method of its own"
 _FAKE = _TorchDispatchModeKey.FAKE
@@ -85,7 +85,7 @@ def switch(modules: Sequence[torch.nn.Module] | None, by: int) -> None:
 
 def is_active(module: torch.nn.Module | None = None) -> bool:
     """Return whether calls are accelerated: all of them, or those of this instance."""
-    if _everywhere > 0 or forced.on:
+    if _everywhere > 0 or unconditional.on:
         return True
     # Dynamo reads numbers, and of torch 2.11 no weak dictionaries.
     return _models > 0 and module is not None and module in marked
@@ -153,20 +153,21 @@ def transform_reasons(*, modes: bool = True) -> list[str]:
         reasons.append("forward-mode differentiation")
     if modes and (_len_torch_function_stack() or _len_torch_dispatch_stack()):
         stacks = [*_get_current_function_mode_stack(), *_get_current_dispatch_mode_stack()]
-        reasons += [f"inside a mode of torch: {type(m).__name__}" for m in stacks if not _known(m)]
+        others = (type(mode).__name__ for mode in stacks if not _allowed(mode))
+        reasons += [f"inside a mode of torch: {name}" for name in others]
     return reasons
 
 
-def _known(mode: Any) -> bool:
+def _allowed(mode: Any) -> bool:
     """Whether a mode sees in an accelerated call what it would see of PyG's, or is our own."""
     return isinstance(mode, (DeviceContext, FakeTensorMode)) or any(
         cls.__module__.startswith("pyg_accel.") for cls in type(mode).__mro__
     )
 
 
-def subclass_reasons(given: Any) -> list[str]:
+def subclass_reasons(arguments: Any) -> list[str]:
     """Return the classes of tensors among arguments that may do something else than a tensor."""
-    others = {type(t) for t in tensors_in(given)} - _TENSORS
+    others = {type(t) for t in tensors_in(arguments)} - _TENSORS
     return [f"a tensor of the class {cls.__name__}" for cls in others
             if not issubclass(cls, EdgeTensor)]  # fmt: skip
 
@@ -184,9 +185,9 @@ def row_bytes(arguments: Mapping[str, Any], node_dim: int = 0) -> int:
         arguments: of the call.
         node_dim: dimension with the nodes; what has a row per edge may have it as its first.
     """
-    given = [v for value in arguments.values()
+    values = [v for value in arguments.values()
              for v in (value if isinstance(value, tuple) else (value,))]  # fmt: skip
-    tensors = [v for v in given if isinstance(v, Tensor)]
+    tensors = [v for v in values if isinstance(v, Tensor)]
     with torch._C.DisableTorchFunction():  # no part of what a recorded call does
         return max((v.nbytes // max(_rows(v, node_dim), 1) for v in tensors), default=0)
 

@@ -29,7 +29,7 @@ from pyg_accel.ops.plan import arguments
 from pyg_accel.patching.context import context, kind_of, modes
 from pyg_accel.patching.overrides import is_rendered
 from pyg_accel.patching.programs import Programs, Sizes, is_users, matching, programs_of
-from pyg_accel.patching.reasons import forced, transform_reasons
+from pyg_accel.patching.reasons import transform_reasons, unconditional
 from pyg_accel.patching.running import running
 from pyg_accel.patching.sampling import in_force
 from pyg_accel.patching.verification import verify
@@ -45,7 +45,7 @@ from pyg_accel.runtime.report import record as count
 from pyg_accel.runtime.report import row_of
 from pyg_accel.settings import settings
 
-__all__ = ["Attempt", "Refused", "attempt", "held", "note", "recorded", "verifies"]
+__all__ = ["Attempt", "Refused", "attempt", "note", "recorded", "valid_programs", "verifies"]
 
 # The methods that a call begins with.
 _ENTRIES = {
@@ -103,12 +103,12 @@ class Attempt(NamedTuple):
 
 def note(formulas: Iterable[Computation], backends: dict[str, None], row_bytes: int) -> bool:
     """Take a note of a propagate call of the layer that is being recorded, if one is."""
-    seen = running.seen
-    if seen is not None:
-        seen.formulas |= dict.fromkeys(formulas)
-        seen.backends |= backends
-        seen.row_bytes = max(seen.row_bytes, row_bytes)
-    return seen is not None
+    notes = running.notes
+    if notes is not None:
+        notes.formulas |= dict.fromkeys(formulas)
+        notes.backends |= backends
+        notes.row_bytes = max(notes.row_bytes, row_bytes)
+    return notes is not None
 
 
 def recorded(
@@ -132,52 +132,52 @@ def recorded(
     if get_eval_frame_callback() is not None:
         return make(layer, *args, **kwargs)  # after a break of its graph Dynamo sees what runs here
     whole, hooked = name == "call" and transformed is None, saved_tensors_are_hooked()
-    known = programs_of(layer, name) if transformed is None else transformed
+    programs = programs_of(layer, name) if transformed is None else transformed
     start = perf_counter()
-    outside = running.transformed, forced.on
+    outside = running.transformed, unconditional.on
     if transformed is not None:
-        running.transformed, forced.on = {}, True
+        running.transformed, unconditional.on = {}, True
     try:
         with saved_tensors_hooks(_same, _same) if hooked else nullcontext():
-            made = attempt(known, layer, name, make, args, kwargs, reasons, again=not hooked)
+            result = attempt(programs, layer, name, make, args, kwargs, reasons, again=not hooked)
     finally:
-        running.transformed, forced.on = outside
-    if isinstance(made, str):
-        known.looked = known.of_class.version
+        running.transformed, unconditional.on = outside
+    if isinstance(result, str):
+        programs.looked = programs.of_class.version
         if not whole:
-            raise Refused(made)
+            raise Refused(result)
         return make(layer, *args, **kwargs)
-    program = known.transformed(made.program, made.kind, tensors_in((args, kwargs)))
+    program = programs.transformed(result.program, result.kind, tensors_in((args, kwargs)))
     if program is None:
-        known.looked = known.of_class.version
-    if verifies() and made.formulas and transformed is None:
-        verify(stock, layer, args, kwargs, made.out, made.before)
+        programs.looked = programs.of_class.version
+    if verifies() and result.formulas and transformed is None:
+        verify(stock, layer, args, kwargs, result.out, result.before)
     if program is not None:
-        known.store(program, made.alike)
+        programs.store(program, result.alike)
         leaves = program.signature.leaves(args, kwargs)
         sizes = program.state.sizes
         graph = leaves[sizes.graph]
         if graph.size(1) < sizes.fewest and not program.writes:  # as it is in later calls
-            made.before.restore()
+            result.before.restore()
             sizes.row_few.add(perf_counter() - start)
             before, running.stock = running.stock, True
             try:
                 return stock(layer, *args, **kwargs)
             finally:
                 running.stock = before
-        known.seen.is_new(graph)  # it is not in the next call
+        programs.history.is_new(graph)  # it is not in the next call
     if hooked:
-        made.before.restore()
-        raise Refused("" if made.program else known.of_class.reason)
-    if program is not None and program is made.program:
+        result.before.restore()
+        raise Refused("" if result.program else programs.of_class.reason)
+    if program is not None and program is result.program:
         program.state.sizes.row.add(perf_counter() - start)
-    elif made.formulas:
-        count(type(layer).__name__, made.formulas, made.backends, "", perf_counter() - start)
-    return made.out
+    elif result.formulas:
+        count(type(layer).__name__, result.formulas, result.backends, "", perf_counter() - start)
+    return result.out
 
 
 def attempt(
-    known: Programs,
+    programs: Programs,
     layer: MessagePassing,
     name: Any,
     make: Callable[..., Any],
@@ -190,7 +190,7 @@ def attempt(
     """Make a call and record it, or return why that is not tried; then the call was not made.
 
     Args:
-        known: programs of the layer; the caller stores a new one. A reason is noted if there is
+        programs: programs of the layer; the caller stores a new one. A reason is noted if there is
             none.
         layer: whose call it is.
         name: as of :func:`why`.
@@ -200,29 +200,29 @@ def attempt(
         reasons: why the call is PyG's, which cost most to find out.
         again: try what came to nothing before.
     """
-    failed, now, different = known.of_class.fail, context(), ""
+    failed, now, different = programs.of_class.fail, context(), ""
     kind: Any = None
     try:
         signature = Signature(args, kwargs)
         kind = _structure(layer), signature.key, kind_of(now)
-        if reason := known.of_class.refusal(kind, again=again):
+        if reason := programs.of_class.refusal(kind, again=again):
             return reason
     except NotComparable as error:
         different = str(error)
-    reason = known.refusal(args, kwargs) or _unrecordable(layer, name, args, kwargs)
+    reason = programs.refusal(args, kwargs) or _unrecordable(layer, name, args, kwargs)
     if reason := reason or "; ".join(reasons()) or different:
-        known.of_class.reason = known.of_class.reason or reason
+        programs.of_class.reason = programs.of_class.reason or reason
         return reason
     try:
-        alike = next((p for p in (*held(known, now), *matching(known, now))
+        alike = next((p for p in (*valid_programs(programs, now), *matching(programs, now))
                       if p.signature.is_like(signature)), None)  # fmt: skip
         if alike is not None:
-            signature = Signature(args, kwargs, alike.signature, known.drift)
+            signature = Signature(args, kwargs, alike.signature, programs.drift)
             alike = alike if signature.dynamic or alike.exact else None
         exact, whole = alike is None and is_users(layer), name == "call" and is_users(layer)
         device = next(v.device for v in (*args, *kwargs.values()) if is_edge_index(v))
         saved = ModuleState(modules_in(layer), device)
-        before, running.seen = running.seen, (seen := _TraceNotes())
+        before, running.notes = running.notes, (notes := _TraceNotes())
         outer, arguments.tensors = arguments.tensors, tuple(tensors_in((args, kwargs)))
         try:
             with record_choices() as backends:
@@ -231,14 +231,14 @@ def attempt(
                     kwargs, signature, exact=exact, whole=whole
                 )  # fmt: skip
         finally:
-            running.seen, arguments.tensors = before, outer
+            running.notes, arguments.tensors = before, outer
     except NotComparable as error:
         failed(kind, str(error), again=error.may_change)
         return str(error)
-    known.overwrites = recorder.overwrites or (bool(known.programs) and known.overwrites)
-    made = Attempt(out, seen.text(), "+".join(seen.backends) or "deferred", kind, saved)
+    programs.overwrites = recorder.overwrites or (bool(programs.programs) and programs.overwrites)
+    result = Attempt(out, notes.text(), "+".join(notes.backends) or "deferred", kind, saved)
     reason = recorder.reason
-    if not reason and not seen.formulas:
+    if not reason and not notes.formulas:
         of_layer = "no propagate call that is accelerated"
         reason = of_layer if name == "call" else "no reduction that could be fused"
     differs = alike is not None and not alike.agrees(recorder.graph, recorder.constants)
@@ -246,22 +246,22 @@ def attempt(
         reason = "what it does depends on sizes"  # which a later call of other sizes may not show
     if reason or guard is None:
         failed(kind, reason, again=differs or recorder.may_change)
-        return made
+        return result
     state = State(settings.changes)
-    state.overwrites, state.verified = known.overwrites, verifies()
+    state.overwrites, state.verified = programs.overwrites, verifies()
     program = LayerProgram(
-        recorder.graph, guard, signature, now, seen.text(),
-        "+".join(seen.backends | backends) or "deferred", recorder.exact,
+        recorder.graph, guard, signature, now, notes.text(),
+        "+".join(notes.backends | backends) or "deferred", recorder.exact,
         any(tensor.is_cuda for tensor in signature.leaves(args, kwargs)), state,
     )  # fmt: skip
-    state.sizes = _sizes_of(layer, program, signature.leaves(args, kwargs), seen)
-    unused = [p for p in known.programs if p is not alike and p.context == now
+    state.sizes = _sizes_of(layer, program, signature.leaves(args, kwargs), notes)
+    unused = [p for p in programs.programs if p is not alike and p.context == now
               and p.admit(args, kwargs) and not p.state.used]  # fmt: skip
     if len(unused) >= _UNUSED:
         failed(kind, "what its code reads changes between calls", again=True)
-    if known.drift and alike is not None and alike.signature.dynamic:
+    if programs.drift and alike is not None and alike.signature.dynamic:
         alike = None  # it serves other sizes
-    return made._replace(program=program, alike=alike)
+    return result._replace(program=program, alike=alike)
 
 
 def _same(tensor: Tensor) -> Tensor:
@@ -270,12 +270,12 @@ def _same(tensor: Tensor) -> Tensor:
 
 def verifies() -> bool:
     """Return whether calls are verified: an optimised model compares, a sample may differ."""
-    return settings.verify and in_force() is None and not forced.on
+    return settings.verify and in_force() is None and not unconditional.on
 
 
-def held(known: Programs, now: tuple[Any, ...]) -> Iterator[LayerProgram]:
+def valid_programs(programs: Programs, now: tuple[Any, ...]) -> Iterator[LayerProgram]:
     """Return the programs of a layer of a context whose guards hold."""
-    return (p for p in known.programs if p.context == now and p.guard.holds())
+    return (p for p in programs.programs if p.context == now and p.guard.holds())
 
 
 def _structure(layer: Module) -> tuple[Any, ...]:
@@ -319,10 +319,10 @@ def _unrecordable(
     """Return why a call is not recorded, by what is known before; empty if it is."""
     if missing := cpu_unavailable_reasons():
         return missing[0]  # it compares what programs depend on
-    own = [method for method, value in vars(layer).copy().items() if method in _METHODS
+    replaced = [method for method, value in vars(layer).copy().items() if method in _METHODS
            and not is_rendered(value)]  # fmt: skip
-    if own:
-        return f"{', '.join(own)} set on the instance"
+    if replaced:
+        return f"{', '.join(replaced)} set on the instance"
     hooked = modules_in(layer) if name == "call" else ()
     if reasons := hook_reasons(layer) or [r for m in hooked for r in hooks_in(m)]:
         return "; ".join(reasons)

@@ -126,8 +126,8 @@ def reduces_of(aggregation: Any) -> tuple[str, ...] | None:
     if cls is VarAggregation:
         return None if aggregation.semi_grad else ("mean", "sqsum")
     if cls is DegreeScalerAggregation:
-        known = all(scaler in _SCALERS for scaler in aggregation.scaler)
-        return reduces_of(aggregation.aggr) if known else None
+        supported = all(scaler in _SCALERS for scaler in aggregation.scaler)
+        return reduces_of(aggregation.aggr) if supported else None
     if cls is not MultiAggregation:
         return None
     parts = [reduces_of(member) for member in aggregation.aggrs]

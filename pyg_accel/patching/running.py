@@ -37,14 +37,14 @@ class _Running(threading.local):
         traces: the calls being traced, innermost last. The stack of function modes does not tell: a
             mode is off while it handles a function.
         products: those in a layer's call with a sparse matrix; None outside.
-        seen: notes of the calls inside of the one that is being recorded.
+        notes: notes of the calls inside of the one that is being recorded.
         stock: a layer's call is PyG's own for its size, and functions inside run as they were.
     """
 
     transformed: Mapping[Module, Any] = MappingProxyType({})
     static: tuple[Any, ...] = ()
     exchange: Any = None
-    seen: Any = None
+    notes: Any = None
     products: list[Computation] | None = None
     stock = False
 

@@ -122,9 +122,9 @@ def aggregate(
     sampling = in_force()
     read = "" if sampling is None else _read_by_sample(formula, operands, reduces)
     if sampling is None or isinstance(read, str):
-        asked: Any = reduces[0] if len(reduces) == 1 else list(reduces)
-        found: Any = perform(ops.gspmm, graph, formula, operands, reduce=asked, edge_order=True)
-        outs: list[Tensor] = [found] if len(reduces) == 1 else list(found)
+        wanted: Any = reduces[0] if len(reduces) == 1 else list(reduces)
+        result: Any = perform(ops.gspmm, graph, formula, operands, reduce=wanted, edge_order=True)
+        outs: list[Tensor] = [result] if len(reduces) == 1 else list(result)
         return outs, f" (exact: {read})" if read else ""
     x, weight, shape = read
     how: dict[str, Any] = {"width": sampling.width, "strategy": sampling.strategy}

@@ -83,7 +83,7 @@ def with_edges(call: gate.Call) -> gate.Call:
     Raises:
         Unrecognised: if PyG would not take the graph, or hands it on to the message.
     """
-    module, (graph,), given = call.owner, call.args, dict(call.kwargs)
+    module, (graph,), kwargs = call.owner, call.args, dict(call.kwargs)
     assert isinstance(module, MessagePassing)
     updates = call.original.__name__ == "edge_updater"
     parts: list[Any] = ["edge_update"] if updates else ["message", "aggregate", "update"]
@@ -98,15 +98,15 @@ def with_edges(call: gate.Call) -> gate.Call:
         reasons += tensor_reasons(graph) + ["a CSC matrix"] * (graph.layout == torch.sparse_csc)
     if matrix and module.flow != "source_to_target":
         reasons.append("a sparse matrix in the other flow")
-    if matrix and name and name not in given:
+    if matrix and name and name not in kwargs:
         reasons.append(f"a message that asks for '{name}' and is not given one")
     if reasons:
         raise Unrecognised("; ".join(reasons), permanent=False)
-    if matrix and name and given[name] is None:
+    if matrix and name and kwargs[name] is None:
         values = values_of(graph)
-        given[name] = None if name == "edge_attr" and values is not None and values.dim() == 1 \
+        kwargs[name] = None if name == "edge_attr" and values is not None and values.dim() == 1 \
             else values  # fmt: skip
     # PyG ignores a given size.
-    given["size"] = (graph.size(1), graph.size(0)) if matrix else (graph.num_rows, graph.num_cols)
+    kwargs["size"] = (graph.size(1), graph.size(0)) if matrix else (graph.num_rows, graph.num_cols)
     plain = edges_of_matrix(graph) if matrix else graph.as_tensor()
-    return call._replace(args=(plain,), kwargs=given)
+    return call._replace(args=(plain,), kwargs=kwargs)

@@ -56,9 +56,9 @@ class Trace(Tracer):
         if any(isinstance(self.operands[n], Network) for n in numbers):
             return reduce_in_blocks(self, lazy, reduces, num_rows)
         if list(reduces) == ["sum"] and in_force() is None:  # samples are of sums alone
-            known = self.sizes[1 - self.target]
+            num_cols = self.sizes[1 - self.target]
             where = Where(
-                self.edge_index, self.target, num_rows, num_rows if known is None else known
+                self.edge_index, self.target, num_rows, num_rows if num_cols is None else num_cols
             )
             operands = [self.operands[n] for n in numbers]
             attended = attend(formula, operands, [self.repeated[n] for n in numbers], where)
@@ -71,7 +71,7 @@ class Trace(Tracer):
                 return [lazy.later.apply(out).movedim(0, lazy.edge_dim).contiguous()]
         graph = self.graph_of(num_rows)
         with quiet():
-            operands = self._given(numbers, num_rows)
+            operands = self._expanded(numbers, num_rows)
             paired = with_pairs_as_sources(formula, operands, self.target, num_rows)
             if paired is not None:
                 graph, formula, operands = paired
@@ -143,16 +143,16 @@ class Trace(Tracer):
         return self.leaf("e", weights, shape, 0)
 
     def _operands(self, numbers: list[int], num_rows: int) -> list[Tensor]:
-        return [materialize(t) for t in self._given(numbers, num_rows)]
+        return [materialize(t) for t in self._expanded(numbers, num_rows)]
 
-    def _given(self, numbers: list[int], num_rows: int) -> list[Tensor]:
+    def _expanded(self, numbers: list[int], num_rows: int) -> list[Tensor]:
         operands = ((self.operands[n], self.repeated[n]) for n in numbers)
         return [t.expand(num_rows, *t.shape[1:]) if again else t for t, again in operands]
 
     def graph_of(self, num_rows: int) -> Graph:
         """Return the graph that a message of this many target nodes runs on."""
-        known = self.sizes[self.target]
-        if known is not None and known != num_rows:
+        expected = self.sizes[self.target]
+        if expected is not None and expected != num_rows:
             raise Unrecognised("a number of target nodes that is not that of their features")
         source = self.sizes[1 - self.target]
         if source is None and self.size is not None:  # the message reads values of edges alone

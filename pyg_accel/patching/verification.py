@@ -45,13 +45,13 @@ def verify(
     out = _joined(out)
     if not isinstance(out, Tensor):
         return
-    own = () if module is None else (module,)
+    owner = () if module is None else (module,)
     after = ModuleState(modules_in(module), state.device)
     before, running.stock = running.stock, True  # what the original calls is PyG's too
     try:
         with torch.no_grad():
             state.restore()
-            expected = _joined(original(*own, *args, **kwargs))
+            expected = _joined(original(*owner, *args, **kwargs))
             if _agree(out, expected):
                 return
             truths = _truths(original, module, args, kwargs, state, out.dtype)
@@ -107,15 +107,15 @@ def _truths(
 
     for _ in range(1 + _VARIED):
         state.restore()
-        given, named = tree_map_only(Tensor, double, (args, kwargs))
+        inputs, named = tree_map_only(Tensor, double, (args, kwargs))
         try:
             if module is None:
-                out: Tensor = _joined(original(*given, **named))
+                out: Tensor = _joined(original(*inputs, **named))
             else:
                 tensors = (*module.named_parameters(), *module.named_buffers())
-                made = {name: double(t) for name, t in tensors}
-                with _reparametrize_module(module, made, tie_weights=True):
-                    out = _joined(original(module, *given, **named))
+                parameters = {name: double(t) for name, t in tensors}
+                with _reparametrize_module(module, parameters, tie_weights=True):
+                    out = _joined(original(module, *inputs, **named))
         except RuntimeError:  # two dtypes met
             return
         yield out

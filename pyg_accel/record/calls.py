@@ -39,7 +39,7 @@ class Calls:
     def __init__(self, reading: Reading, stop: Callable[..., None]) -> None:
         self.ran: set[types.CodeType] = set()
         self._reading, self._stop, self._imports = reading, stop, 0
-        self._own: set[types.CodeType] = set()  # code objects of this package
+        self._package_code: set[types.CodeType] = set()  # code objects of this package
 
     def see(self, frame: types.FrameType, event: str, arg: Any) -> None:
         """Check a call; a function for :func:`sys.setprofile`."""
@@ -53,10 +53,10 @@ class Calls:
         elif event == "call":
             if code is _CALL and (hooks := hooks_in(frame.f_locals["self"])):
                 self._stop("; ".join(hooks), may_change=True)
-            if code in self.ran or code in self._own:
+            if code in self.ran or code in self._package_code:
                 return
             if is_package_file(code.co_filename):  # it reads layers and aggregations for its rules
-                self._own.add(code)
+                self._package_code.add(code)
                 return self._try(self._reading.name, code)
             if self._acts_for(frame):
                 return

@@ -74,14 +74,14 @@ class Names(NamedTuple):
     Attributes:
         attributes: that it reads by name.
         globals: that it reads, builtins among them.
-        asked: attributes that may be absent, because the code handles that.
+        optional: attributes that may be absent, because the code handles that.
         imports: modules that it imports, by (name, level).
         unseen: why reads of it cannot be seen; empty if they can.
     """
 
     attributes: frozenset[str]
     globals: frozenset[str]
-    asked: frozenset[str]
+    optional: frozenset[str]
     imports: frozenset[tuple[str, int]]
     unseen: str
 
@@ -156,11 +156,10 @@ def assigned_outside(code: CodeType) -> list[str]:
 @lru_cache(maxsize=4096)
 def names_of(code: CodeType) -> Names:
     """Return what a code object names."""
-    attributes, globals_, asked = set[str](), set[str](), set[str]()
+    attributes, globals_, optional = set[str](), set[str](), set[str]()
     imports, unseen = set[tuple[str, int]](), ""
     for part in codes_of(code):
-        handles = False
-        own, steps = set[str](), [*dis.get_instructions(part)]
+        handles, steps = False, [*dis.get_instructions(part)]
         for place, step in enumerate(steps):
             name = step.opname
             if name in ("LOAD_GLOBAL", "LOAD_NAME"):
@@ -170,7 +169,7 @@ def names_of(code: CodeType) -> Names:
                     if constant is None:
                         unseen = unseen or f"'{code.co_name}' computes the name of an attribute"
                     else:
-                        asked.add(constant)
+                        optional.add(constant)
             elif name == "IMPORT_NAME":
                 level = steps[place - 2].argval
                 imports.add((step.argval, level if isinstance(level, int) else 0))
@@ -178,17 +177,17 @@ def names_of(code: CodeType) -> Names:
                 handles = True
             elif name == "MATCH_CLASS":
                 unseen = unseen or f"'{code.co_name}' matches attributes by a pattern"
-        own = set(part.co_names)
-        attributes |= own
+        code_names = set(part.co_names)
+        attributes |= code_names
         if handles:
-            asked |= own
-        if reflects := sorted(_REFLECTS & (own | asked)):
+            optional |= code_names
+        if reflects := sorted(_REFLECTS & (code_names | optional)):
             unseen = unseen or f"'{code.co_name}' reads {', '.join(reflects)}"
     for name in assigned_outside(code):
         unseen = f"'{code.co_name}' assigns to '{name}' outside of it"
-    attributes |= asked
+    attributes |= optional
     return Names(
-        frozenset(attributes), frozenset(globals_), frozenset(asked), frozenset(imports), unseen
+        frozenset(attributes), frozenset(globals_), frozenset(optional), frozenset(imports), unseen
     )
 
 
@@ -207,8 +206,8 @@ def _constant_name(steps: list[dis.Instruction], place: int) -> str | None:
             arguments = [s for s in stack if s.opname != "PUSH_NULL"]
             if len(arguments) == step.arg and step.arg in (2, 3) and len(stack) <= count:
                 constant = arguments[1]
-                found = constant.argval if constant.opname == "LOAD_CONST" else None
-                return found if isinstance(found, str) else None
+                value = constant.argval if constant.opname == "LOAD_CONST" else None
+                return value if isinstance(value, str) else None
         if effect > 0:
             stack += [step] * effect
         elif name not in ("CACHE", "NOP", "EXTENDED_ARG", "KW_NAMES", "PRECALL"):

@@ -35,18 +35,18 @@ class Reads(NamedTuple):
     Attributes:
         names: of attributes.
         of_modules: those that this package reads.
-        asked: those that may be absent.
+        optional: those that may be absent.
         ran: code objects.
     """
 
     names: frozenset[str]
     of_modules: frozenset[str]
-    asked: frozenset[str]
+    optional: frozenset[str]
     ran: frozenset[types.CodeType]
 
     def walk(self, outer: list[Any] | None = None) -> Walk:
         """Begin a walk by these names."""
-        return Walk(self.names, self.ran, of_modules=self.of_modules, asked=self.asked, outer=outer)
+        return Walk(self.names, self.ran, self.of_modules, self.optional, outer)
 
 
 # Kinds of entries (kind, subjects, names, values), as in csrc/cpu/guard.cpp.
@@ -279,7 +279,7 @@ class Reading:
         for code in self._ran - inner:
             raise NotComparable(f"'{code.co_name}' is not reached by a name or an attribute")
         reads = Reads(
-            frozenset(before.names), frozenset(before.of_modules), frozenset(before.asked),
+            frozenset(before.names), frozenset(before.of_modules), frozenset(before.optional),
             frozenset(self._ran),
         )  # fmt: skip
         guard = Guard(self._layer, reads, None, self._entries)

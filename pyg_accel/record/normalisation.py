@@ -23,8 +23,8 @@ from pyg_accel.graph.memo import remembered
 from pyg_accel.ops.by_edge import degrees_of
 from pyg_accel.ops.csr import graph_of
 from pyg_accel.ops.layout import per_target
-from pyg_accel.record.about import ABOUT
 from pyg_accel.record.dims import expect
+from pyg_accel.record.metadata import FACTS
 from pyg_accel.record.split import DERIVED
 
 __all__ = ["node_scales", "on_nodes"]
@@ -79,9 +79,9 @@ def _is_plain_norm(node: fx.Node, constants: dict[str, Any]) -> bool:
     """Whether a node is gcn_norm() of an edge_index without weights."""
     if not _is_call(node, constants, gcn_norm):
         return False
-    given = _arguments(node)
-    return given["edge_weight"] is None and given["num_nodes"] is not None and (
-        given["dtype"] in (torch.float32, torch.float64)
+    arguments = _arguments(node)
+    return arguments["edge_weight"] is None and arguments["num_nodes"] is not None and (
+        arguments["dtype"] in (torch.float32, torch.float64)
     )  # fmt: skip
 
 
@@ -127,7 +127,7 @@ def _recorded(size: Any) -> int | None:
     if size.target != "size" or len(size.args) != 2:
         return None
     tensor, dim = size.args
-    return tensor.meta[ABOUT].shape[dim] if ABOUT in tensor.meta else None
+    return tensor.meta[FACTS].shape[dim] if FACTS in tensor.meta else None
 
 
 def _views(node: fx.Node) -> list[fx.Node]:
@@ -145,9 +145,9 @@ def _is_weighted(node: fx.Node, constants: dict[str, Any], weights: list[fx.Node
         return False
     formula, operands = _message_of(node, constants)
     of_edges = {operands[o.index] for o in operands_of(formula) if o.side == "e"}
-    others = [x.meta.get(ABOUT) for x in operands if x not in of_edges]
+    others = [x.meta.get(FACTS) for x in operands if x not in of_edges]
     return len(of_edges) == 1 and of_edges <= {*weights} and all(
-        about is not None and len(about.shape) == 2 for about in others
+        facts is not None and len(facts.shape) == 2 for facts in others
     )  # fmt: skip
 
 
@@ -158,13 +158,13 @@ def _message_of(node: fx.Node, constants: dict[str, Any]) -> tuple[Formula, list
 
 
 def _replace(out: fx.Graph, norm: fx.Node, sums: list[fx.Node], constants: dict[str, Any]) -> None:
-    given = _arguments(norm)
-    edges, nodes, loops = given["edge_index"], given["num_nodes"], given["add_self_loops"]
-    target = 1 if given["flow"] == "source_to_target" else 0
+    args = _arguments(norm)
+    edges, nodes, loops = args["edge_index"], args["num_nodes"], args["add_self_loops"]
+    target = 1 if args["flow"] == "source_to_target" else 0
     with out.inserting_before(norm):
-        own = nodes if loops else None
-        matrix = out.call_function(graph_of, (edges, nodes, nodes, target, own))
-        scale = out.call_function(node_scales, (matrix, loops, given["dtype"]))
+        self_loops = nodes if loops else None
+        matrix = out.call_function(graph_of, (edges, nodes, nodes, target, self_loops))
+        scale = out.call_function(node_scales, (matrix, loops, args["dtype"]))
         matrix.meta[DERIVED] = scale.meta[DERIVED] = True
     for node in sums:
         with out.inserting_before(node):

@@ -47,12 +47,12 @@ class Notes:
         self.objects: list[Any] = []
         self.classes: list[type] = []
         self.named: list[Any] = []
-        self._seen: dict[int, int] = {}  # places of values, by identity
+        self._places: dict[int, int] = {}  # places of values, by identity
 
     def aliases(self, other: "Notes") -> list[tuple[int, int]]:
         """Return the places of values that another walk has reached too."""
-        theirs = other._seen
-        return [(place, theirs[number]) for number, place in self._seen.items() if number in theirs]
+        theirs = other._places
+        return [(place, theirs[key]) for key, place in self._places.items() if key in theirs]
 
     def unchanged_since(self, before: "Notes") -> bool:
         """Return whether all that this walk noted was noted, and the same, by an earlier one."""

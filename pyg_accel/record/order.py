@@ -8,8 +8,8 @@ import operator
 
 from torch import fx
 
-from pyg_accel.record.about import ABOUT, EFFECT, WRITES
 from pyg_accel.record.dims import SIZES, expect
+from pyg_accel.record.metadata import EFFECT, FACTS, WRITES
 from pyg_accel.record.split import DERIVED
 
 __all__ = ["checks_first"]
@@ -52,5 +52,5 @@ def _is_early(node: fx.Node, early: dict[fx.Node, None], written: set[int]) -> b
         return True
     if node.target is operator.getitem:
         return inputs[0].op == "call_function"
-    unchanged = all(i.meta[ABOUT].memory not in written for i in inputs if ABOUT in i.meta)
+    unchanged = all(i.meta[FACTS].memory not in written for i in inputs if FACTS in i.meta)
     return DERIVED in node.meta and unchanged

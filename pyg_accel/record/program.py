@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from pyg_accel.graph.derived import find, keep
-from pyg_accel.record.about import WRITES
 from pyg_accel.record.dims import SIZES, Dim
 from pyg_accel.record.guard import Guard, NotComparable, Reading
+from pyg_accel.record.metadata import WRITES
 from pyg_accel.record.normalisation import on_nodes
 from pyg_accel.record.order import checks_first
 from pyg_accel.record.recorder import Recorder
@@ -111,7 +111,7 @@ class LayerProgram:
         self.writes = any(WRITES in node.meta for node in self.graph.nodes)
         self.derives = sum(_remembers(node) for node in self.graph.nodes)
         self.derives_anew = derives_anew(graph)
-        graphs = (graph,) if self.parts is None else (self.parts.rest, self.parts.derive)
+        graphs = (graph,) if self.parts is None else (self.parts.remainder, self.parts.derive)
         self._functions = tuple(map(_compiled, graphs))
         self._tensor_constants: tuple[str, ...] = ()
         if self.parts is not None:

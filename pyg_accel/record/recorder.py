@@ -23,11 +23,11 @@ from torch.utils._pytree import tree_map_only
 
 from pyg_accel.formula import Operand
 from pyg_accel.graph.memo import tensors_in
-from pyg_accel.record.about import ABOUT, EFFECT, WRITES, About
 from pyg_accel.record.calls import Calls
 from pyg_accel.record.dims import Dim
 from pyg_accel.record.edge_tensors import EdgeTensor, changed_in_place, name_of
 from pyg_accel.record.guard import NotComparable, Reading
+from pyg_accel.record.metadata import EFFECT, FACTS, WRITES, TensorFacts
 from pyg_accel.record.operators import Operators
 from pyg_accel.record.order import checks_first
 from pyg_accel.record.signature import LEAST
@@ -143,7 +143,7 @@ class Recorder(TorchFunctionMode):
         self._modes = _modes()
         for number, tensor in enumerate(inputs):
             node = self.graph.placeholder(f"a{number}")
-            node.meta[ABOUT] = About.of(tensor)
+            node.meta[FACTS] = TensorFacts.of(tensor)
             self._values.setdefault(id(tensor), (tensor, node))
             dims = [dim for dim, size in enumerate(sizes[number]) if size is None]
             self._sizes.vary(tensor, node, dims, LEAST)
@@ -205,7 +205,7 @@ class Recorder(TorchFunctionMode):
         kwargs = kwargs or {}
         edges = [t for t in types if issubclass(t, EdgeTensor)]
         if asks_for_size(func):
-            return self._sizes.asked(func, args, kwargs)
+            return self._sizes.query(func, args, kwargs)
         if edges and torch._C._is_torch_function_enabled():
             kind = next((t for t in edges if not t.waits), edges[0])
             with self:
@@ -303,7 +303,7 @@ class Recorder(TorchFunctionMode):
         if type(value) not in (*_NUMBERS, tuple, list) and not isinstance(value, _FACTS):
             self._values[id(value)] = (value, node)
             if isinstance(value, Tensor):
-                node.meta[ABOUT] = About.of(value)
+                node.meta[FACTS] = TensorFacts.of(value)
                 yield value, node
         if isinstance(value, (tuple, list)):
             for index, item in enumerate(value):
@@ -359,7 +359,7 @@ class Recorder(TorchFunctionMode):
         self.constants[name] = value
         node = self.graph.get_attr(name)
         if isinstance(value, Tensor):
-            node.meta[ABOUT] = About.of(value)
+            node.meta[FACTS] = TensorFacts.of(value)
         return node
 
     @property

@@ -26,7 +26,7 @@ from pyg_accel.record.edge_tensors import EdgeTensor, asks, name_of
 
 __all__ = ["Sizes", "asks_for_size", "is_fact", "rounds"]
 
-_ASKED = frozenset({"requires_grad"})
+_PROPERTIES = frozenset({"requires_grad"})
 # Properties that calls of one signature need not have in common.
 _IDENTITY = frozenset({
     "storage_offset", "_version", "untyped_storage", "_base", "data_ptr", "is_inference",
@@ -76,7 +76,7 @@ def is_fact(function: Any, name: str) -> bool:
         name = getattr(function.__self__, "__name__", "")
     if name in _IDENTITY:
         return is_package_file(_asker())
-    return asks(function) or name in _ASKED
+    return asks(function) or name in _PROPERTIES
 
 
 class Sizes:
@@ -108,7 +108,7 @@ class Sizes:
                 for dim in dims
             }
 
-    def asked(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def query(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Return the sizes that a function reads from a tensor, as a :class:`Dim` if they vary."""
         with torch._C.DisableTorchFunction():
             result, tensor = function(*args, **kwargs), args[0]

@@ -23,14 +23,14 @@ class Parts(NamedTuple):
 
     Attributes:
         derive: takes the tensors of a call and returns a tuple of derived values.
-        rest: takes these tensors and that tuple and returns the result.
+        remainder: takes these tensors and that tuple and returns the result.
         owners: positions of the tensors that ``derive`` reads.
         constants: names of the constants that ``derive`` reads.
         sizes: (position, dimension) of the sizes of other tensors that ``derive`` reads.
     """
 
     derive: fx.Graph
-    rest: fx.Graph
+    remainder: fx.Graph
     owners: tuple[int, ...]
     constants: tuple[str, ...]
     sizes: tuple[tuple[int, int], ...]
@@ -63,21 +63,21 @@ def split(graph: fx.Graph) -> Parts | None:
                 sizes[positions[argument], node.args[1]] = None  # type: ignore[index]
             else:
                 owners[positions[argument]] = None
-    derive, rest = fx.Graph(), fx.Graph()
+    derive, remainder = fx.Graph(), fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     for node in graph.nodes:
         if node.op == "placeholder" or node in needed:
             copies[node] = derive.node_copy(node, copies.__getitem__)
     derive.output(tuple(copies[node] for node in results))
-    copies = {node: rest.node_copy(node) for node in inputs}
-    derived = rest.placeholder("derived")
+    copies = {node: remainder.node_copy(node) for node in inputs}
+    derived = remainder.placeholder("derived")
     for index, node in enumerate(results):
-        copies[node] = rest.call_function(operator.getitem, (derived, index))
+        copies[node] = remainder.call_function(operator.getitem, (derived, index))
     for node in graph.nodes:
         if node not in copies and (node not in inside or not _is_value(node)):
-            copies[node] = rest.node_copy(node, copies.__getitem__)
+            copies[node] = remainder.node_copy(node, copies.__getitem__)
     sizes_of_others = tuple(key for key in sizes if key[0] not in owners)
-    return Parts(derive, rest, tuple(owners), tuple(constants), sizes_of_others)
+    return Parts(derive, remainder, tuple(owners), tuple(constants), sizes_of_others)
 
 
 def _derived(graph: fx.Graph) -> dict[fx.Node, None]:

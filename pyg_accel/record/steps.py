@@ -61,5 +61,5 @@ class Steps:
         for function, args, kwargs in self.steps:
             args, kwargs = map_aggregate(args, filled), map_aggregate(kwargs, filled)
             values.append(function(*args, **kwargs))
-        made = values[-1]
-        return made if isinstance(made, list) else [made]
+        result = values[-1]
+        return result if isinstance(result, list) else [result]

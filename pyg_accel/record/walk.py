@@ -66,18 +66,17 @@ class Walk(Notes):
         self,
         names: Iterable[str] = (),
         ran: Collection[types.CodeType] | None = None,
-        *,
         of_modules: Iterable[str] = (),
-        asked: Collection[str] = (),
+        optional: Collection[str] = (),
         outer: list[Any] | None = None,
     ) -> None:
         super().__init__()
-        self.names, self.asked, self._ran = set(names), set(asked), ran
+        self.names, self.optional, self._ran = set(names), set(optional), ran
         self.of_modules = {*of_modules, *self.names}
         self._entered: set[types.CodeType] = set()
         self._outer = outer
         self._bases: set[type] = set()
-        self._held: list[Any] = []  # so that no identity is used twice
+        self._references: list[Any] = []  # so that no identity is used twice
         self._open: list[tuple[Mapping[str, Any], Callable[[str], None], bool]] = []
 
     # -- while code runs ---------------------------------------------------------------------------
@@ -91,7 +90,7 @@ class Walk(Notes):
         if names.unseen:
             raise NotComparable(names.unseen)
         self.name(names.attributes)
-        self.asked |= names.asked
+        self.optional |= names.optional
         for function in self.functions.get(code, []):
             self._enter_function(function)
 
@@ -115,12 +114,12 @@ class Walk(Notes):
             if constant[0] is float:
                 self.floats.update(name.split("."))
             return
-        number = self._seen.get(id(value))
+        number = self._places.get(id(value))
         if number is not None:
             self.key.append(number)
             return
-        self._seen[id(value)] = len(self._seen)
-        self._held.append(value)
+        self._places[id(value)] = len(self._places)
+        self._references.append(value)
         cls: Any = type(value)
         if issubclass(cls, Tensor):
             self._tensor(name, value)
@@ -173,7 +172,7 @@ class Walk(Notes):
         if isinstance(value, tuple):
             self._globals(*value)
         elif isinstance(value, types.ModuleType):
-            self._missing(vars(value), self.asked - vars(value).keys())
+            self._missing(vars(value), self.optional - vars(value).keys())
             self._namespace(value, vars(value), set())
         else:
             self._class(value)
@@ -255,7 +254,7 @@ class Walk(Notes):
         self.tables[id(table)] = table, dict(table)
         if not all(type(key) is str for key in table):  # others may be equal, and not the same
             self.lists[id(table)] = table, [*table]
-        self._held.append(table)
+        self._references.append(table)
         self.key.append(len(table))
         if type(table) is defaultdict:
             self.follow(name, table.default_factory)
@@ -299,7 +298,7 @@ class Walk(Notes):
                 raise NotComparable(f"'{variable}' has no value") from None
             self._cell(variable, cell, content)
         self.key.append(id(function.__globals__))
-        self._held.append(function.__globals__)
+        self._references.append(function.__globals__)
         self._share((code, function.__globals__))  # not the function: it may refer to the layer
 
     def _name_of(self, value: Any) -> None:
@@ -404,7 +403,7 @@ class Walk(Notes):
 
     def _note(self, label: str, owner: Any, space: Mapping[str, Any], name: str) -> None:
         """Note the value that a name has, and follow it."""
-        self._held.append(owner)
+        self._references.append(owner)
         noted = self.spaces.setdefault(id(owner), (space, {}))[1]
         if name not in noted:
             noted[name] = value = space[name]

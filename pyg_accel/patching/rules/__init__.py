@@ -41,18 +41,18 @@ def intercept(trace: Tracer, func: Callable[..., Any], args: Args, kwargs: Kwarg
     """Handle a torch function inside a trace: find gathers, follow views of edge_index."""
     name = name_of(func)
     if name == "index_select" and len(args) + len(kwargs) == 3:
-        given = dict(zip(_SELECT, args, strict=False)) | kwargs
-        if given.keys() == _SELECT.keys() and type(given["dim"]) is int:
-            source, dim, index = (given[key] for key in _SELECT)
+        arguments = dict(zip(_SELECT, args, strict=False)) | kwargs
+        if arguments.keys() == _SELECT.keys() and type(arguments["dim"]) is int:
+            source, dim, index = (arguments[key] for key in _SELECT)
             row = trace.row_of(index)
             if row is not None and _can_gather(source, dim):
                 return trace.gather(source, dim, row)
             if dim == 0 and products.chooses(trace, source, index):
                 return Matrices.of(source, index)
     elif name == "linear" and rowwise.defers(trace, args, kwargs):
-        given = dict(zip(_LINEAR, args, strict=False)) | kwargs
-        given["input"] = trace.leaf("e", given["input"], given["input"].shape, 0)
-        return record(func, tuple(given.values()), {})
+        arguments = dict(zip(_LINEAR, args, strict=False)) | kwargs
+        arguments["input"] = trace.leaf("e", arguments["input"], arguments["input"].shape, 0)
+        return record(func, tuple(arguments.values()), {})
     elif name == "__getitem__":
         source, index = args
         if source is trace.edge_index and type(index) is int:

@@ -9,7 +9,7 @@ from torch import Tensor
 from pyg_accel.formula import Formula, Operand, map_operands
 from pyg_accel.ops.csr import IdleRows, idle_rows_of
 from pyg_accel.patching.lazy import IDENTITY, LazyTensor, first_operand, is_single_side
-from pyg_accel.patching.reasons import forced
+from pyg_accel.patching.reasons import unconditional
 from pyg_accel.record.edge_tensors import DeferredOperand, name_of, plain_shape
 from pyg_accel.record.recorder import perform
 
@@ -79,13 +79,13 @@ def hoist(func: Callable[..., Any], lazy: LazyTensor, args: Args, kwargs: Kwargs
             lazy = without_idle_rows(lazy)
     operand = lazy.formula
     assert isinstance(operand, Operand)
-    given = trace.operands[operand.index]
-    if isinstance(given, DeferredOperand):
-        result = given.hoisted(func, args, kwargs)
+    features = trace.operands[operand.index]
+    if isinstance(features, DeferredOperand):
+        result = features.hoisted(func, args, kwargs)
     else:
         if name_of(func) not in _FLAT:
-            given = trace.own(given)
-        result = trace.apply(func, given, *args, **kwargs)
+            features = trace.protected(features)
+        result = trace.apply(func, features, *args, **kwargs)
 
     def wrap(value: Tensor) -> LazyTensor:
         shape = [trace.num_edges, *value.shape[1:]]
@@ -100,16 +100,16 @@ def without_idle_rows(lazy: LazyTensor) -> LazyTensor:
 
     The gradients of these rows are 0. Times a derivative that is infinite they would not be.
     """
-    trace, given, operand = lazy.tracer, first_operand(lazy), lazy.formula
+    trace, features, operand = lazy.tracer, first_operand(lazy), lazy.formula
     assert isinstance(operand, Operand)
     # Products of whole matrices, which optimize() chooses, read all rows whatever is done here.
-    if isinstance(given, DeferredOperand) or forced.on:
+    if isinstance(features, DeferredOperand) or unconditional.on:
         return lazy
     if operand.side == "e" or trace.repeated[operand.index]:  # all rows are read
         return lazy
     row = trace.end_of(operand.side)
-    idle = perform(idle_rows_of, trace.edge_index, row, given.size(0), borrows=True)
-    return trace.leaf(operand.side, perform(_with_ones, given, idle), plain_shape(lazy), 0)
+    idle = perform(idle_rows_of, trace.edge_index, row, features.size(0), borrows=True)
+    return trace.leaf(operand.side, perform(_with_ones, features, idle), plain_shape(lazy), 0)
 
 
 def _with_ones(features: Tensor, idle: IdleRows) -> Tensor:

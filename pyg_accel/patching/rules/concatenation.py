@@ -33,8 +33,8 @@ FEW_DOTS = 4
 
 @rule("linear")
 def _linear(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
-    given = dict(zip(("input", "weight", "bias"), args, strict=False)) | kwargs
-    lazy, weight, bias = given["input"], given["weight"], given.get("bias")
+    arguments = dict(zip(("input", "weight", "bias"), args, strict=False)) | kwargs
+    lazy, weight, bias = arguments["input"], arguments["weight"], arguments.get("bias")
     if not isinstance(lazy, LazyTensor) or lazy.edge_dim != 0:
         raise Declined
     _check_linear(lazy, weight, bias)
@@ -69,13 +69,13 @@ def _linear_of_parts(
         stop = start + plain_shape(part)[-1]
         columns.append(trace.apply(Tensor.__getitem__, weight, (slice(None), slice(start, stop))))
         start = stop
-    known = {part.formula for part in map(_of_one_side, parts) if part is not None}
-    own: dict[Any, tuple[LazyTensor, Tensor]] = {}  # by operand: its lazy tensor and its columns
+    single_sided = {part.formula for part in map(_of_one_side, parts) if part is not None}
+    terms: dict[Any, tuple[LazyTensor, Tensor]] = {}  # by operand: its lazy tensor and its columns
     others: list[tuple[Any, Tensor]] = []
 
     def add(part: LazyTensor, mine: Tensor) -> None:
-        before = own.get(part.formula)
-        own[part.formula] = (
+        before = terms.get(part.formula)
+        terms[part.formula] = (
             part,
             mine if before is None else trace.apply(torch.add, before[1], mine),
         )
@@ -85,13 +85,13 @@ def _linear_of_parts(
         one = _of_one_side(part)
         if one is not None:
             add(one, mine)
-        elif ends is not None and not known.isdisjoint(end.formula for end in ends):
+        elif ends is not None and not single_sided.isdisjoint(end.formula for end in ends):
             add(ends[0], mine)
             add(ends[1], trace.apply(torch.neg, mine))
         else:
             others.append((part, mine))
     total: Any = None
-    for part, mine in [*own.values(), *others]:
+    for part, mine in [*terms.values(), *others]:
         term = _linear_of_part(func, trace, part, mine, bias)
         bias = None
         total = term if total is None else total + term

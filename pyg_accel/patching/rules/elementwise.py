@@ -252,8 +252,8 @@ def _combine_on_nodes(
         return None
     trace = lazies[0].tracer
     operands = [t.formula for t in lazies if isinstance(t.formula, Operand)]
-    own = {o.side for o in operands if not trace.repeated[o.index]}
-    if len(own) > 1 or (own == {"e"} and len(lazies) == 2):
+    sides = {o.side for o in operands if not trace.repeated[o.index]}
+    if len(sides) > 1 or (sides == {"e"} and len(lazies) == 2):
         return None
     if op in ("mul", "div") and trace.records_gradients:  # a derivative is made of the other one
         learns = [isinstance(t, LazyTensor) and first_operand(t).requires_grad for t in (a, b)]
@@ -268,6 +268,6 @@ def _combine_on_nodes(
     left, right = (_node_value(t) for t in (a, b))
     with torch._C.DisableTorchFunctionSubclass():
         result = FUNCTIONS[op].torch(left, right)
-    side = own.pop() if own else "v"
+    side = sides.pop() if sides else "v"
     repeated = all(trace.repeated[o.index] for o in operands)
     return trace.leaf(side, result, [trace.num_edges, *result.shape[1:]], 0, repeated=repeated)

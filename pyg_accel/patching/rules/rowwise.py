@@ -187,10 +187,10 @@ def _works_by_row(name: str, args: Args, kwargs: Kwargs, lead: LazyTensor) -> bo
         normalized = args[1] if len(args) > 1 else kwargs.get("normalized_shape", ())
         return len(normalized) < rank
     if name == "batch_norm":
-        given = dict(
+        params = dict(
             zip(("input", "mean", "var", "weight", "bias", "training"), args, strict=False)
         )
-        training = given.get("training", kwargs.get("training", False))
+        training = params.get("training", kwargs.get("training", False))
         return rank > 1 and not training
     if name in ("prelu", "group_norm"):
         return rank > 1
@@ -250,8 +250,8 @@ def makes_matrices(code: CodeType | None) -> bool:
 
 def defers(trace: Tracer, args: Args, kwargs: Kwargs) -> bool:
     """Whether a linear layer on a tensor of edges is to wait for what becomes of it."""
-    given = dict(zip(("input", "weight", "bias"), args, strict=False)) | kwargs
-    x, weight = given.get("input"), given.get("weight")
+    params = dict(zip(("input", "weight", "bias"), args, strict=False)) | kwargs
+    x, weight = params.get("input"), params.get("weight")
     return not reasons_against(trace) and (
         isinstance(x, Tensor)
         and not isinstance(x, LazyTensor)
@@ -280,9 +280,9 @@ def product(left: Any, right: Any) -> LazyTensor:
     node = viewed(matrices.node) if isinstance(matrices, Network) else None
     if node is None or node.target is not torch.nn.functional.linear:
         raise Declined
-    given: dict[str, Any] = dict(zip(("input", "weight", "bias"), node.args, strict=False))
-    given |= node.kwargs
-    weight = given["weight"].meta["tensor"]
+    params: dict[str, Any] = dict(zip(("input", "weight", "bias"), node.args, strict=False))
+    params |= node.kwargs
+    weight = params["weight"].meta["tensor"]
     if weight.size(0) != of_matrix[1] * of_matrix[2]:
         raise Declined
     with torch._C.DisableTorchFunctionSubclass():
@@ -290,6 +290,6 @@ def product(left: Any, right: Any) -> LazyTensor:
             raise Declined
     trace = left.tracer
     x = calls(trace, torch.reshape, node_of(trace, left), (-1, shape[2]))
-    out = calls(trace, edge_product, x, given["input"], given["weight"], given.get("bias"))
-    made = calls(trace, torch.reshape, out, (-1, 1, of_matrix[2]))
-    return leaf(trace, made, (shape[0], 1, of_matrix[2]), weight.dtype)
+    out = calls(trace, edge_product, x, params["input"], params["weight"], params.get("bias"))
+    rows = calls(trace, torch.reshape, out, (-1, 1, of_matrix[2]))
+    return leaf(trace, rows, (shape[0], 1, of_matrix[2]), weight.dtype)

@@ -47,8 +47,8 @@ def _need_message(lazy: LazyTensor) -> LazyTensor:
 
 
 def _scattered(args: Args, names: tuple[str, ...], kwargs: Kwargs) -> dict[str, Any]:
-    given = dict(zip(names, args, strict=False)) | kwargs
-    lazy, out, dim = given.get("src"), given.get("self"), given.get("dim")
+    params = dict(zip(names, args, strict=False)) | kwargs
+    lazy, out, dim = params.get("src"), params.get("self"), params.get("dim")
     if not isinstance(lazy, LazyTensor) or not isinstance(out, Tensor) or type(dim) is not int:
         raise Declined
     if isinstance(out, LazyTensor):
@@ -56,23 +56,23 @@ def _scattered(args: Args, names: tuple[str, ...], kwargs: Kwargs) -> dict[str, 
     lazy = _need_message(lazy)
     shape, place = plain_shape(lazy), lazy.edge_dim
     # An index of fewer columns, or a wider tensor to add to, leaves out a part of either.
-    if lazy.tracer.row_of(given.get("index"), shape, place) != lazy.tracer.target:
+    if lazy.tracer.row_of(params.get("index"), shape, place) != lazy.tracer.target:
         raise Declined
-    rest = (*shape[:place], *shape[place + 1 :])
+    trailing = (*shape[:place], *shape[place + 1 :])
     if not -len(shape) <= dim < len(shape) or dim % len(shape) != place:
         raise Declined
-    if out.dim() != len(shape) or (*out.shape[:place], *out.shape[place + 1 :]) != rest:
+    if out.dim() != len(shape) or (*out.shape[:place], *out.shape[place + 1 :]) != trailing:
         raise Declined
     with torch._C.DisableTorchFunctionSubclass():
         if out.dtype != lazy.dtype:
             raise Declined
-    return given
+    return params
 
 
 @rule("scatter_add")
 def _scatter_add(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
-    given = _scattered(args, ("self", "dim", "index", "src"), kwargs)
-    lazy, out = given["src"], given["self"]
+    params = _scattered(args, ("self", "dim", "index", "src"), kwargs)
+    lazy, out = params["src"], params["self"]
     (total,) = reduce_over_targets(lazy, ["sum"], out.size(lazy.edge_dim))
     return out.add_(total) if name_of(func).endswith("_") else out + total
 
@@ -92,11 +92,12 @@ _SCATTER_REDUCES = {"sum": "sum", "mean": "mean", "prod": "prod", "amax": "max",
 
 @rule("scatter_reduce")
 def _scatter_reduce(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
-    given = _scattered(args, ("self", "dim", "index", "src", "reduce"), kwargs)
-    lazy, out, reduce = given["src"], given["self"], _SCATTER_REDUCES.get(given.get("reduce", ""))
+    params = _scattered(args, ("self", "dim", "index", "src", "reduce"), kwargs)
+    lazy, out = params["src"], params["self"]
+    reduce = _SCATTER_REDUCES.get(params.get("reduce", ""))
     if reduce is None or out.requires_grad:
         raise Declined
-    if given.get("include_self", True) != (reduce == "prod") or not _is_filled(out, reduce):
+    if params.get("include_self", True) != (reduce == "prod") or not _is_filled(out, reduce):
         raise Declined
     (result,) = reduce_over_targets(lazy, [reduce], out.size(lazy.edge_dim))
     return out.copy_(result) if name_of(func).endswith("_") else result

@@ -89,17 +89,17 @@ def _reshape(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
 
 def _reshape_rows(operand: Tensor, old: tuple[int, ...], new: tuple[int, ...]) -> Tensor:
     """Reshape an operand [rows, ...] the way its message went from trailing shape old to new."""
-    own = (1,) * (len(old) - operand.dim() + 1) + tuple(operand.shape[1:])
+    sizes = (1,) * (len(old) - operand.dim() + 1) + tuple(operand.shape[1:])
     rows = operand.size(0)
-    if own == old:
+    if sizes == old:
         return _reshaped(operand, rows, *new)
-    if all(n == 1 for n in own):
+    if all(n == 1 for n in sizes):
         return _reshaped(operand, rows, *(1,) * len(new))
     # Broadcast in some dimensions: only dimensions of size 1 may come or go.
     if [n for n in old if n != 1] != [n for n in new if n != 1]:
         raise Declined
-    kept = iter(mine for mine, full in zip(own, old, strict=True) if full != 1)
-    return _reshaped(operand, rows, *(next(kept) if n != 1 else 1 for n in new))
+    remaining = iter(mine for mine, full in zip(sizes, old, strict=True) if full != 1)
+    return _reshaped(operand, rows, *(next(remaining) if n != 1 else 1 for n in new))
 
 
 def _reshaped(operand: Tensor, *shape: int) -> Tensor:
