@@ -87,7 +87,7 @@ def attention(
         if t.dim() > 3:
             raise ValueError(f"expected operands [rows, H, F] (got shape {list(t.shape)})")
     folded = [contiguous_rows(_folded(t.to(dtype))) for t in operands]
-    # Without edge operands the order of the CSR will do, in which they are neighbours.
+    # Without edge operands, the order of the CSR is cheaper: edges of a row are neighbours.
     edge_order = edge_order and (from_edges or graph.in_edge_order)
     needs = tuple(torch.is_grad_enabled() and t.requires_grad for t in folded)
     shapes = tuple((int(h), int(f)) for h, f in shapes_of(folded))
@@ -109,7 +109,7 @@ def _is_fused(
     shapes: Shapes,
     needs: tuple[bool, ...],
 ) -> bool:
-    """Whether backends run calls, and their gradients, as one operator."""
+    """Whether backends run a call and its gradient as one operator."""
     sized = OpSpec.of_any_size("attention", device, dtype, *extent(score, value, shapes),
                                score=score, formula=value, shapes=shapes)  # fmt: skip
     recorded = any(needs)
@@ -148,7 +148,7 @@ def _make_plan(
             plan.differentiate_by(rule, rule.keeps, rule.sides)
             plan.repeats = True
         return plan
-    whole = weakref.ref(graph)  # which has the plan
+    whole = weakref.ref(graph)  # the graph owns the plan
 
     def parts(*tensors: Tensor) -> list[Tensor]:
         graph = whole()
@@ -187,7 +187,7 @@ _bound: Bounded[tuple[Any, ...], tuple[dict[str, None], Callable[[CSR], Launch]]
 def _launch(
     csr: CSR, score: str, value: str, operands: list[Tensor], *, fused: bool = True
 ) -> tuple[dict[str, None], Launch]:
-    """Return the backends of calls like this one, and its launch on a graph."""
+    """Return the backends of a call, and its launch on a graph."""
     kind = kind_of(csr)
     facts = [(t.dtype, *t.shape[1:], t.stride(0)) for t in operands]
     key = (score, value, fused, kind, csr.eid is None, dispatch_key(), *facts)

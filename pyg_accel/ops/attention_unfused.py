@@ -31,12 +31,12 @@ __all__ = ["bind_unfused", "differentiated", "extent", "unfused"]
 
 
 class _Part(NamedTuple):
-    """One operator; its result is one more operand.
+    """One operator; its result is an operand of the next ones.
 
     Attributes:
-        text: of the message; None for the softmax of scores.
-        used: operands that it reads.
-        reduce: of the messages.
+        text: formula of the message; None for the softmax of scores.
+        used: indices of its operands.
+        reduce: reduction of the messages.
     """
 
     text: str | None
@@ -81,17 +81,17 @@ def differentiated(
     *,
     edge_order: bool,
 ) -> tuple[tuple[int, ...], Callable[..., list[Tensor]]]:
-    """Return the operands that need gradients, and what computes these by the parts of attention.
+    """Return the operands that need gradients, and a function that computes these gradients.
 
-    It takes the operands, which become [rows, *sizes], and, last, the gradient of the result.
-    Gradients that are recorded have derivatives of every order.
+    It takes the operands, folded to [rows, *sizes], and the gradient of the result. The unfused
+    operators have derivatives of every order.
     """
     wanted = tuple([i for i, need in enumerate(needs) if need])
 
     def run(*tensors: Tensor) -> list[Tensor]:
         recorded = torch.is_grad_enabled()
         with torch.enable_grad():
-            # Each a tensor of its own: one may be an operand twice, or be made from another.
+            # Separate tensors: an operand may occur twice, or be computed from another.
             operands = [t.view_as(t) if recorded else t.detach().requires_grad_(need)
                         for t, need in zip(tensors, needs, strict=False)]  # fmt: skip
             folded = [contiguous_rows(t.reshape(t.size(0), *size))
@@ -108,7 +108,7 @@ def differentiated(
 def bind_unfused(
     csr: CSR, score: str, value: str, operands: list[Tensor]
 ) -> tuple[dict[str, None], Callable[[CSR], Launch]]:
-    """Return the backends of the parts, and what launches all on graphs of a kind.
+    """Return the backends of the parts, and a function that launches all on graphs of one kind.
 
     Args:
         csr: a graph of that kind.

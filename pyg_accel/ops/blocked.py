@@ -1,7 +1,7 @@
 """Functions of a graph's edges, run a block of target rows at a time.
 
 The results are those of one call on all edges. Intermediate tensors are freed with their block,
-and the backward pass computes them again: peak memory is that of a block.
+and the backward pass computes them again: peak memory does not grow with the graph.
 """
 
 import sys
@@ -18,7 +18,7 @@ from pyg_accel.ops.blocks import Block, blocks_of, edges_of_a_block
 
 __all__ = ["Function", "in_blocks"]
 
-# Of a block and the parts of all tensors that belong to it: results per target, or per edge.
+# From a block and its parts of all tensors to results per target, or per edge.
 Function = Callable[[Block, list[Tensor]], list[Tensor]]
 
 
@@ -33,14 +33,14 @@ def in_blocks(
     of_edges: bool = False,
     by_degree: bool = False,
 ) -> list[Tensor]:
-    """Run a function on every block of a graph, and put its results together.
+    """Run a function on every block of a graph, and join the results.
 
     Args:
         graph: CSR by target.
-        bytes_per_edge: what the function makes of an edge: a block fits into the cache.
-        function: gets a block, and of every tensor what belongs to it. It must draw no random
-            numbers, change nothing, and read no tensor with gradients that it is not given.
-        tensors: what it reads.
+        bytes_per_edge: intermediate results per edge; those of a block fit into the cache.
+        function: takes a block and its part of every tensor. It must draw no random numbers,
+            have no side effects, and read no other tensor with gradients.
+        tensors: inputs of the function.
         sides: of every tensor: ``"u"`` has a row for each source node, ``"v"`` one for each target,
             ``"e"`` one for each edge, and ``"w"`` is read as a whole by all blocks.
         num_rows: of the results.
@@ -63,7 +63,7 @@ _How = tuple[tuple[Block, ...], Function, tuple[str, ...], int, bool]
 
 
 def _part(block: Block, side: str, tensor: Tensor) -> Tensor:
-    """What of a tensor belongs to a block."""
+    """The rows of a tensor for a block."""
     if side == "w":
         return tensor
     return tensor.index_select(0, _places(block, side))
@@ -88,30 +88,30 @@ def _forward(how: _How, tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 class _Rule(NamedTuple):
-    """How a call of :func:`in_blocks` is differentiated: every block runs again."""
+    """The gradient of :func:`in_blocks`: every block runs again."""
 
     how: _How
     needs: tuple[bool, ...]
 
     def bind(self, graph: Any, tensors: list[Any]) -> None:
-        """Plan no pass of kernels: what blocks run is not known."""
+        """Return None: kernels of the function are unknown."""
 
     def operators(self, graph: Any, edges: Any, tensors: list[Any]) -> Gradient:
-        """Plan the pass of what blocks run."""
+        """Plan the pass that runs all blocks again."""
         wanted = tuple([Result(i, None) for i, need in enumerate(self.needs) if need])
         return Gradient((), (), [(self.run, True, tuple(range(len(tensors))), wanted)], {})
 
     def run(self, tensors: list[Any]) -> list[Tensor]:
-        """Run every block, and add up its gradients: those of half precision in float32."""
+        """Run every block, and sum up the gradients, half precision in float32."""
         (blocks, function, sides, _, of_edges), recorded = self.how, torch.is_grad_enabled()
         count = len(sides)
-        # Each a tensor of its own: one may be read at several sides, or be made from another.
+        # Separate tensors: one may be read at several sides, or be computed from another.
         inputs = [t.view_as(t) if recorded else t.detach() for t in tensors[:count]]
         wanted = [n for n, need in enumerate(self.needs) if need]
         wide = {n: torch.promote_types(inputs[n].dtype, torch.float32) for n in wanted}
         sums = {n: inputs[n].new_zeros(inputs[n].shape, dtype=dtype) for n, dtype in wide.items()}
         grads = {n: grad for n, grad in enumerate(tensors[count:]) if grad is not None}
-        # What autocast did in the forward pass, nothing, must not depend on where this runs.
+        # The forward pass ran without autocast, and so does this.
         with torch.autocast(inputs[0].device.type, enabled=False):
             for block in blocks if grads else ():
                 with torch.enable_grad():

@@ -1,4 +1,4 @@
-"""Sparse times CBSR, and what its gradient needs.
+"""Sparse times CBSR, and its gradients.
 
 Three operators, each the gradient of the others, so that any of them can be differentiated any
 number of times. With A the graph with its weights, V a CBSR matrix with columns c and Y dense:
@@ -121,7 +121,7 @@ def _cbsr_spmm_fake(*args: Any) -> Any:
 
 
 def _of_sum(grad: Tensor, arrays: list[Any], reduce: str) -> Tensor:
-    """The gradient of a sum, given that of the result."""
+    """The gradient of the features of a sum."""
     if reduce == "mean":
         degree = arrays[0].diff().clamp(min=1)
         grad = grad / degree.to(grad.dtype).unsqueeze(1)

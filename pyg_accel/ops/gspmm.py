@@ -1,4 +1,4 @@
-"""Message formula plus reduction: the operator that every aggregation comes down to.
+"""Message formula plus reduction: the operator of every aggregation.
 
 ``pyg_accel::gspmm`` takes plain tensors, so that torch.compile, autograd and other transforms see
 an ordinary operator; :func:`gspmm` is the public function. Its gradient is itself with another
@@ -114,7 +114,7 @@ _Fact = tuple[torch.Size, torch.dtype, torch.device]
 def _read(text: str) -> tuple[tuple[tuple[str, int], ...], bool, bool]:
     """Return the (side, index) of every operand, whether it sums over the width, and nothing else.
 
-    While torch.compile traces, this is evaluated and its result is a constant of the graph.
+    torch.compile evaluates it while it traces: the result is a constant of the graph.
     """
     formula = parse(text)
     read = tuple(dict.fromkeys((o.side, o.index) for o in operands_of(formula)))
@@ -130,7 +130,7 @@ def _launch(
     *,
     edge_order: bool,
 ) -> list[Tensor]:
-    """Call the operator with folded operands, and the transpose if it will be needed."""
+    """Call the operator with folded operands, and with the transpose for gradients."""
     needs = [torch.is_grad_enabled() and t.requires_grad for t in operands]
     transposed = any(needs[index] for side, index in read if side == "u")
     arrays = Arrays.of(graph, edge_order=edge_order, transposed=transposed)
@@ -149,7 +149,7 @@ def check_operands(
     """Raise ValueError for operands that a formula does not read, or that do not fit the graph.
 
     Args:
-        text: what is to be computed.
+        text: the formula, for error messages.
         read: (side, index) of every operand.
         sizes: numbers of targets, sources and edges.
         device: of the graph.

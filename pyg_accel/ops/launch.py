@@ -1,4 +1,4 @@
-"""Which kernel runs gspmm on calls of one kind, and the kernel on a graph."""
+"""The choice of the kernel of gspmm, and its launch on a graph."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,7 +22,7 @@ _bound: Bounded[tuple[Any, ...], tuple[str, Callable[[CSR], Launch]]] = Bounded(
 
 
 def kernel_key(csr: CSR) -> tuple[Any, ...]:
-    """Return what the choice of a kernel depends on beside the kind of a graph and operands."""
+    """Return the key of kernels, apart from the kinds of graph and operands."""
     rounded = csr.col.is_cuda and torch.get_float32_matmul_precision() != "highest"
     return csr.eid is None, rounded, *dispatch_key()
 
@@ -30,7 +30,7 @@ def kernel_key(csr: CSR) -> tuple[Any, ...]:
 def bind_gspmm(
     csr: CSR, text: str, reduces: Sequence[str], operands: Sequence[Tensor], *, want_arg: bool
 ) -> tuple[str, Callable[[CSR], Launch]]:
-    """Return the name of the cheapest backend, and what launches it on graphs of a kind.
+    """Return the cheapest backend, and a function that launches it on graphs of one kind.
 
     Args:
         csr: a graph of that kind.

@@ -1,8 +1,8 @@
 """Operators: registered with torch.library under ``pyg_accel``, and a short way to call them.
 
-A registered operator is what torch.compile, tensor subclasses and modes see. Going
-through torch's dispatcher takes several times as long as launching a kernel, so where none of those
-is active :func:`call` runs the same function without it. Both record the node of :mod:`.autograd`.
+torch.compile, tensor subclasses and modes see registered operators. The dispatcher of torch takes
+several times as long as a launch, so :func:`call` bypasses it where nothing observes the call. Both
+record the node of :mod:`.autograd`.
 """
 
 import inspect
@@ -34,14 +34,14 @@ _library = torch.library.Library("pyg_accel", "FRAGMENT")
 
 
 class Recorded(NamedTuple):
-    """How a call of an operator is differentiated.
+    """The gradient of a call of an operator.
 
     Attributes:
         rule: states the gradient.
-        keeps: what the gradient reads, by places in the arguments and, behind them, the results. If
-            one argument is a list of tensors, it stands for all, and its items have the places.
-        graph: what the rule is told of the graph.
-        results: how many results have gradients; 0 if the operator returns a tensor.
+        keeps: places of saved tensors in arguments and results. If an argument is a list of
+            tensors, places count its items instead of arguments.
+        graph: the graph, for the rule.
+        results: number of results with gradients; 0 if the operator returns a tensor.
     """
 
     rule: Rule
@@ -70,19 +70,18 @@ def define(
 ) -> None:
     """Register an operator.
 
-    An operator whose arguments change takes another name: inductor's cache on disk looks graphs up
-    by the names of their operators, and code that it wrote for an older release would be run.
+    Rename an operator if its arguments change: the disk cache of inductor identifies graphs by the
+    names of operators, and would run code from an older release.
 
     Args:
         schema: name, arguments and results, as ``torch.library`` writes them.
         run: computes the results.
-        fake: makes results of the same shapes without data.
-        record: of the arguments, says how a call is differentiated; or the gradients by the names
-            of the arguments. Such a gradient is a function, by other operators, of the gradient of
-            the first result and of what else it reads, by the names of its parameters: arguments
-            of the operator, ``output`` for its last result, ``x_rows`` and ``x_columns`` for the
-            sizes of argument x, and ``arrays`` for the arrays of the graph. What no wanted gradient
-            reads is not kept.
+        fake: computes results without data.
+        record: takes the arguments and returns the gradient of a call; or gradients by names of
+            arguments. Such a gradient is a function of the gradient of the first result and of
+            parameters whose names select them: arguments of the operator, ``output`` for its last
+            result, ``x_rows`` and ``x_columns`` for the sizes of argument x, and ``arrays`` for the
+            arrays of the graph. Only inputs of needed gradients are saved.
     """
     name = schema.partition("(")[0]
     _library.define(schema)
@@ -133,7 +132,7 @@ def call(name: str, *args: Any) -> Any:
 
 
 def _is_observed() -> bool:
-    """Whether calls must be visible: to a mode, or a function transform."""
+    """Whether a mode or a function transform observes calls."""
     return (
         torch._C._len_torch_dispatch_stack() > 0
         or torch._C._functorch.peek_interpreter_stack() is not None
@@ -172,8 +171,8 @@ class _Declared(NamedTuple):
 
     Attributes:
         gradients: the place of an argument, the function, and the names of its parameters.
-        saved: names of what is saved.
-        others: what else the functions read, by name.
+        saved: names of saved tensors.
+        others: other parameters, by name.
         arrays: names of the arrays of the graph.
     """
 
@@ -212,7 +211,7 @@ _ARRAYS = ("rowptr", "col", "eid", "rowptr_t", "col_t", "eid_t", "num_cols", "so
 
 
 def _declared(schema: Any, gradients: Gradients) -> Callable[..., Recorded]:
-    """Return what says how calls are differentiated, by the gradients of the arguments."""
+    """Return the function that records calls, from gradients by arguments."""
     names = [argument.name for argument in schema.arguments]
     read = {name: tuple(inspect.signature(g).parameters)[1:] for name, g in gradients.items()}
     arrays = [name for name in names if name in _ARRAYS]

@@ -1,7 +1,7 @@
 """Aggregation over a sample of each target's edges, chosen inside the kernel.
 
-Which edges those are is defined in :mod:`pyg_accel.backends.sampling`. For inference: there are no
-gradients (ES-SpMM paper, section VI-B).
+:mod:`pyg_accel.backends.sampling` defines the sample. For inference only: there are no gradients
+(ES-SpMM paper, section VI-B).
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -81,7 +81,7 @@ def sampled_spmm(
         values, weight = values.to(dtype), weight.to(dtype)
     heads = values.size(1) if values.dim() == 3 else 1
     if weight is None or weight.shape[1:].numel() == 1:
-        heads = 1  # nothing tells heads apart
+        heads = 1  # one weight for all heads
     features = values.shape[1:].numel()
     folded = contiguous_rows(values.reshape(values.size(0), heads, features // max(heads, 1)))
     if scale is not None:
