@@ -2,13 +2,12 @@
 
 Attention layers compute weights in one place and use them in another: GATConv in ``edge_updater``
 and ``propagate``, others within one message. Between the two the weights are :class:`Weights`: a
-tensor [E] or [E, H] that holds the formula of its scores. A weighted sum of messages takes the
-scores and becomes one call of :func:`pyg_accel.ops.attention`; any other use of the weights gets an
-ordinary tensor. Weights that leave the layer (:mod:`.kept`) are ordinary tensors from the
-beginning.
+tensor [E] or [E, H] that holds the formula of its scores. A weighted sum of messages becomes one
+call of :func:`pyg_accel.ops.attention` on the scores; any other use materialises the weights.
+Weights that leave the layer (:mod:`.escaping_tensors`) are ordinary tensors from the beginning.
 
-Dropout of the weights draws its mask at once, by torch's own function and of the same shape, so
-that the numbers are those of PyG.
+Dropout of the weights draws its mask at once, by the function of torch and of the same shape, so
+that it agrees with PyG.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,7 +32,7 @@ from pyg_accel.runtime.cache import Snapshot, version_of
 
 __all__ = ["Source", "Weights", "Where", "attend"]
 
-_NARROW = 32  # numbers per edge up to which the kernel over features of edges is slow
+_NARROW = 32  # numbers per edge up to which the kernel for features of edges is slow
 
 
 class Where(NamedTuple):
@@ -54,11 +53,11 @@ class Where(NamedTuple):
 
 @dataclass
 class Source:
-    """Where weights come from.
+    """The scores of weights.
 
     Attributes:
         edge_index: of the call.
-        version: how often it had been changed.
+        version: its version counter.
         target: row of edge_index with the targets.
         graph: its CSR form.
         score: formula of the scores.
@@ -80,14 +79,14 @@ class Source:
     grad: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        """Note what will be compared."""
+        """Take a snapshot, to detect changes."""
         self.version = version_of(self.edge_index)
         self.grad = torch.is_grad_enabled()
         self._unchanged = Snapshot(self.operands)
         self._written: Tensor | None = None
 
     def expanded(self) -> list[Tensor]:
-        """The operands with as many rows as the graph says."""
+        """The unchanged operands, with repeated rows expanded."""
         if not self._unchanged.fits(self.operands):
             raise RuntimeError(
                 "attention weights are asked for after the features they are made of were changed "
@@ -144,7 +143,7 @@ class Weights(DeferredOperand):
 
     Attributes:
         source: their scores.
-        mask: what dropout multiplies them by, of the shape of the scores.
+        mask: factor of dropout, of the shape of the scores.
     """
 
     source: Source
@@ -155,7 +154,7 @@ class Weights(DeferredOperand):
     def of(
         cls, source: Source, shape: Sequence[int] | None = None, mask: Tensor | None = None
     ) -> "Weights":
-        """Make them; by default of the shape of the scores."""
+        """Return weights, by default of the shape of the scores."""
         shape = source.shape if shape is None else shape
         return cls(shape, source.dtype, source.graph.device, source=source, mask=mask)
 
@@ -164,7 +163,7 @@ class Weights(DeferredOperand):
         return 0, self.source.shape[0]
 
     def ordinary(self) -> Tensor:
-        """Return them as an ordinary tensor."""
+        """Return the materialised weights."""
         if self._real is None:
             shape = tuple(plain_shape(self)[1:])
             self._real = perform(
@@ -178,7 +177,7 @@ class Weights(DeferredOperand):
         return self.source.grad and any(t.requires_grad for t in tensors)
 
     def after(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Views of weights and dropout can wait."""
+        """Defer views and dropout of weights."""
         weights = None
         if name in _VIEWS and (shape := _viewed(self, name, args, kwargs)) is not None:
             weights = Weights.of(self.source, shape, self.mask)
@@ -193,7 +192,7 @@ _VIEWS = {"view", "reshape", "unsqueeze", "squeeze", "view_as", "reshape_as"}
 def _viewed(
     weights: Weights, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> torch.Size | None:
-    """The shape of a view, if it has the same rows and only dimensions of size 1 came or went."""
+    """The shape of a view, if it only adds or removes dimensions of size 1 after the first."""
     old = plain_shape(weights)
     like = {"view_as": "view", "reshape_as": "reshape"}.get(name, name)
     sizes = tuple(a.shape if isinstance(a, Tensor) else a for a in args)
@@ -226,7 +225,7 @@ def attend(
     repeated: Sequence[bool],
     where: Where,
 ) -> tuple[Tensor, Computation] | None:
-    """Compute a sum of messages that are weighted, as attention.
+    """Compute a sum of weighted messages as attention.
 
     Args:
         formula: of the messages.
@@ -235,7 +234,7 @@ def attend(
         where: the graph.
 
     Returns:
-        [num_rows, ...], and what was computed; None if the messages are something else.
+        [num_rows, ...], and its computation; None for other messages.
     """
     num_rows = where.num_rows
     indices = [i for i, t in enumerate(operands) if isinstance(t, Weights)]
@@ -294,7 +293,7 @@ def _operands_of(formula: Formula) -> tuple[Operand, ...]:
 def _computed(
     score: Formula, value: Formula, places: tuple[tuple[int, int], ...], factor: int
 ) -> tuple[Computation, tuple[str, str]]:
-    """What is computed, and the scores and values for the operator."""
+    """The computation, and the scores and values for the operator."""
     where = dict(places)
     value = map_operands(value, lambda o: Operand(o.side, where[o.index]))
     computed = Computation(value, ("sum",), score)
@@ -304,7 +303,7 @@ def _computed(
 
 
 def _layout(weights: Tensor, operands: list[Tensor]) -> Layout | None:
-    """How messages [E, ...] become heads, one weight each, times width."""
+    """The layout of messages [E, ...] with one weight per head."""
     trailing = tuple(weights.shape[1:])
     try:
         full = broadcast(trailing, *(t.shape[1:] for t in operands))
@@ -317,7 +316,7 @@ def _layout(weights: Tensor, operands: list[Tensor]) -> Layout | None:
 
 @lru_cache(maxsize=1024)
 def _without(formula: Formula, index: int) -> Formula | None:
-    """What an operand is multiplied by; None if the formula is not such a product."""
+    """The cofactor of an operand; None if the formula is not a product with it."""
     match formula:
         case Operand(index=number) if number == index:
             return Const(1.0)

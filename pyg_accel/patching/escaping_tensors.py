@@ -1,7 +1,7 @@
-"""Edge tensors that a layer stores in attributes, attention weights above all: do they leave it?
+"""Edge tensors in attributes of a layer, above all attention weights: do they leave it?
 
-Weights that leave are ordinary tensors, of which the result is computed. Those that are gone when
-the layer returns need not exist.
+Weights that leave are materialised, and the result is computed from them. Weights that the layer
+clears before it returns need not exist.
 """
 
 import dis
@@ -28,9 +28,9 @@ _WEIGHTS = "return_attention_weights"
 
 
 def returns_none(module: MessagePassing) -> CodeType | None:
-    """Return the code of the running ``forward`` if its caller asked for no attention weights.
+    """Return the code of the running ``forward`` if its caller requested no attention weights.
 
-    None as well where the ``forward`` has no such argument: nobody knows what it returns.
+    Also None if the ``forward`` has no such argument, as its results are unknown then.
     """
     frame = sys._getframe(1)
     while frame is not None and frame.f_code.co_name != "_call_impl":
@@ -44,7 +44,7 @@ def returns_none(module: MessagePassing) -> CodeType | None:
 
 @lru_cache(maxsize=256)
 def _cleared(code: CodeType, alone: bool = False) -> frozenset[str]:
-    """Return the attributes of its layer that a ``forward`` sets to None."""
+    """Return the attributes that a ``forward`` resets to None."""
     instructions = [*dis.get_instructions(code)]
     steps = [(step.opname.partition("_")[0], step.argval) for step in instructions]
     clears, asserts = [("LOAD", None), ("LOAD", code.co_varnames[0])], "LOAD_ASSERTION_ERROR"
@@ -59,7 +59,7 @@ def _cleared(code: CodeType, alone: bool = False) -> frozenset[str]:
 
 
 def _edge_operand(lazy: LazyTensor) -> Tensor | None:
-    """Return the ordinary tensor of edges that a lazy one stands for, if it is one as it was."""
+    """Return the edge operand of a lazy tensor without any function; None for others."""
     if not is_single_side(lazy) or lazy.edge_dim != 0:
         return None
     operand = first_operand(lazy)
@@ -68,7 +68,7 @@ def _edge_operand(lazy: LazyTensor) -> Tensor | None:
 
 
 def refuse_kept(module: Any, trace: Any, forward: CodeType | None, alone: bool) -> None:
-    """Raise where a layer leaves something that programs do not.
+    """Raise if a layer stores a message, which programs do not.
 
     Raises:
         Unrecognised: a part of the message.
@@ -89,19 +89,17 @@ def finish(
     *,
     clear: bool = False,
 ) -> Any:
-    """Nothing lazy may leave: not in the result and not in what the layer put aside.
-
-    Unless the ``forward`` that is given will clear it.
+    """Replace lazy tensors in the result, and in attributes that the ``forward`` will not clear.
 
     Args:
         module: the layer.
         out: the result.
-        change: what becomes of lazy tensors.
-        forward: that made the call.
-        clear: clear it already, as nothing reads it.
+        change: replaces lazy tensors.
+        forward: code of the running ``forward``.
+        clear: reset the attributes that it will clear, as nothing reads them.
     """
 
-    def change_own(value: Any) -> Any:  # another thread may run the layer, on messages of its own
+    def change_own(value: Any) -> Any:  # another thread may run the layer on other messages
         others = isinstance(value, LazyTensor) and value.tracer not in running.traces
         return value if others else change(value)
 
@@ -119,7 +117,7 @@ def finish(
 
 
 def ordinary(value: Any) -> Any:
-    """Write out a lazy tensor; attention weights may wait for who takes them."""
+    """Materialise a lazy tensor, except for attention weights."""
     if isinstance(value, LazyTensor):
         weights = _edge_operand(value)
         return value.tracer.compute(value) if weights is None else weights
@@ -127,10 +125,10 @@ def ordinary(value: Any) -> Any:
 
 
 def nothing(value: Any) -> Any:
-    """Drop a message of a call that has no result; weights that an earlier call left stay."""
+    """Drop messages of a failed call, but not weights from an earlier call."""
     return None if isinstance(value, LazyTensor) else value
 
 
 def written(value: Any) -> Any:
-    """Write out a lazy tensor, attention weights too."""
+    """Materialise a lazy tensor, attention weights too."""
     return materialize(ordinary(value))

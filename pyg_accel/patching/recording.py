@@ -1,8 +1,8 @@
 """Records calls of layers as programs.
 
-The first call of a kind is recorded, for all layers of the class of which its code reads equal
-values; one that differs from a recorded one in sizes alone is recorded once more, with sizes that
-are computed in each call, and serves for all sizes if both records agree in everything else.
+The first call of a kind is recorded, for all layers of the class with equal values. A call that
+differs in sizes only is recorded once more, with sizes that are computed in each call, and replaces
+the first record if both agree in everything else.
 """
 
 import sys
@@ -47,49 +47,49 @@ from pyg_accel.settings import settings
 
 __all__ = ["Attempt", "Refused", "attempt", "note", "recorded", "valid_programs", "verifies"]
 
-# The methods that a call begins with.
+# The first methods of a call.
 _ENTRIES = {
     "call": ("forward",),
     "propagate": ("propagate", "message", "aggregate", "update", "message_and_aggregate"),
     "edge_updater": ("edge_updater", "edge_update"),
 }
-_UNUSED = 4  # programs of a kind of call that other values of the layer have outdated
+_UNUSED = 4  # programs of a kind of call that changes of the layer made useless
 _METHODS = {name for names in _ENTRIES.values() for name in names}
 
 
 @dataclass
 class _TraceNotes:
-    """What was seen of the propagate calls of a call that is being recorded."""
+    """Notes on the propagate calls inside of a recorded call."""
 
     formulas: dict[Computation, None] = field(default_factory=dict)
     backends: dict[str, None] = field(default_factory=dict)
     row_bytes: int = 0
 
     def outer(self) -> list[Computation]:
-        """The formulas, but for attention weights that are computed inside of another."""
+        """The formulas, except for attention weights inside of another formula."""
         inside = {Computation(score=f.score) for f in self.formulas if f.formula is not None}
         return [f for f in self.formulas if f not in inside]
 
     def text(self) -> str:
-        """What the report shows of them."""
+        """The text for the report."""
         return text_of(self.outer())
 
 
 class Refused(Exception):
-    """A call for which there is no program, and whose code has not run; the text is the reason."""
+    """A call cannot be recorded, and its code has not run; the text is the reason."""
 
 
 class Attempt(NamedTuple):
-    """A call that was recorded, if it could be.
+    """A call that ran for a record.
 
     Attributes:
-        out: what it returned.
+        out: its result.
         formulas: for the report; empty if nothing was accelerated.
         backends: for the report.
-        kind: of the call, by which records that came to nothing are noted.
+        kind: of the call, to note a failure.
         before: the state of the layer before the call.
-        program: of the call; None if there is none.
-        alike: the program of calls of other sizes that the program replaces.
+        program: of the call; None after a failed record.
+        alike: the program for other sizes that this one replaces.
     """
 
     out: Any
@@ -102,7 +102,7 @@ class Attempt(NamedTuple):
 
 
 def note(formulas: Iterable[Computation], backends: dict[str, None], row_bytes: int) -> bool:
-    """Take a note of a propagate call of the layer that is being recorded, if one is."""
+    """Note a propagate call inside of a recorded call; return whether there is one."""
     notes = running.notes
     if notes is not None:
         notes.formulas |= dict.fromkeys(formulas)
@@ -121,16 +121,16 @@ def recorded(
     transformed: Programs | None = None,
     reasons: Callable[[], list[str]] = list,
 ) -> Any:
-    """Make a call and record it, if it can be; ``stock`` makes it as PyG does.
+    """Make a call and record it if possible; ``stock`` makes it as PyG does.
 
-    Inside of a checkpoint, which counts what a call saves, the result is that of the next call of
-    the program.
+    Inside of a checkpoint, which counts saved tensors, a call of the new program must follow.
 
     Raises:
-        Refused: if it cannot be, and is no call of a whole layer as it is; it was not made.
+        Refused: if the call must be made in another way; it was not made, or its effects were
+            undone.
     """
     if get_eval_frame_callback() is not None:
-        return make(layer, *args, **kwargs)  # after a break of its graph Dynamo sees what runs here
+        return make(layer, *args, **kwargs)  # after a graph break Dynamo compiles this code
     whole, hooked = name == "call" and transformed is None, saved_tensors_are_hooked()
     programs = programs_of(layer, name) if transformed is None else transformed
     start = perf_counter()
@@ -165,7 +165,7 @@ def recorded(
                 return stock(layer, *args, **kwargs)
             finally:
                 running.stock = before
-        programs.history.is_new(graph)  # it is not in the next call
+        programs.history.is_new(graph)  # so that it is not new in the next call
     if hooked:
         result.before.restore()
         raise Refused("" if result.program else programs.of_class.reason)
@@ -187,18 +187,17 @@ def attempt(
     *,
     again: bool = True,
 ) -> Attempt | str:
-    """Make a call and record it, or return why that is not tried; then the call was not made.
+    """Make a call and record it; return the reason if it was not made.
 
     Args:
-        programs: programs of the layer; the caller stores a new one. A reason is noted if there is
-            none.
-        layer: whose call it is.
-        name: as of :func:`why`.
+        programs: of the layer; the caller stores a new one. Failures are noted here.
+        layer: of the call.
+        name: as for :func:`why`.
         make: makes the call of the layer.
         args: of the call.
         kwargs: of the call.
-        reasons: why the call is PyG's, which cost most to find out.
-        again: try what came to nothing before.
+        reasons: returns further, expensive reasons against the call.
+        again: retry failed kinds of calls.
     """
     failed, now, different = programs.of_class.fail, context(), ""
     kind: Any = None
@@ -243,7 +242,7 @@ def attempt(
         reason = of_layer if name == "call" else "no reduction that could be fused"
     differs = alike is not None and not alike.agrees(recorder.graph, recorder.constants)
     if not reason and differs:
-        reason = "what it does depends on sizes"  # which a later call of other sizes may not show
+        reason = "what it does depends on sizes"  # a later call may not depend on them
     if reason or guard is None:
         failed(kind, reason, again=differs or recorder.may_change)
         return result
@@ -260,7 +259,7 @@ def attempt(
     if len(unused) >= _UNUSED:
         failed(kind, "what its code reads changes between calls", again=True)
     if programs.drift and alike is not None and alike.signature.dynamic:
-        alike = None  # it serves other sizes
+        alike = None  # it stays for other sizes
     return result._replace(program=program, alike=alike)
 
 
@@ -269,17 +268,17 @@ def _same(tensor: Tensor) -> Tensor:
 
 
 def verifies() -> bool:
-    """Return whether calls are verified: an optimised model compares, a sample may differ."""
+    """Return whether calls are verified: optimised models verify themselves, samples differ."""
     return settings.verify and in_force() is None and not unconditional.on
 
 
 def valid_programs(programs: Programs, now: tuple[Any, ...]) -> Iterator[LayerProgram]:
-    """Return the programs of a layer of a context whose guards hold."""
+    """Return the programs of a layer for a context, with valid guards."""
     return (p for p in programs.programs if p.context == now and p.guard.holds())
 
 
 def _structure(layer: Module) -> tuple[Any, ...]:
-    """Return what layers have in common that probably run the same code."""
+    """Return a key of layers that probably run the same code."""
     return tuple([
         (type(module), *filter(None, map(final, vars(module).copy().values())))
         for module in modules_in(layer)
@@ -289,11 +288,11 @@ def _structure(layer: Module) -> tuple[Any, ...]:
 def _sizes_of(
     layer: Module, program: LayerProgram, leaves: list[Tensor], notes: _TraceNotes
 ) -> Sizes:
-    """Return from which size on a program is faster than PyG's own path."""
+    """Return the least sizes for which a program is faster than PyG's own path."""
     place = next(i for i, leaf in enumerate(leaves) if is_edge_index(leaf))
     name, device = type(layer).__name__, leaves[place].device.type
     work = work_of(notes.outer(), program.derives)
-    gradient, least, least_new = torch.is_grad_enabled(), 0, 0  # samples are of any size
+    gradient, least, least_new = torch.is_grad_enabled(), 0, 0  # no limits for samples
     if in_force() is None:
         least, least_new = (
             fewest_edges(device, work, notes.row_bytes, new=new, gradient=gradient)
@@ -316,9 +315,9 @@ def _unrecordable(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> str:
-    """Return why a call is not recorded, by what is known before; empty if it is."""
+    """Return the reason against recording a call; empty without one."""
     if missing := cpu_unavailable_reasons():
-        return missing[0]  # it compares what programs depend on
+        return missing[0]  # the library compares guards
     replaced = [method for method, value in vars(layer).copy().items() if method in _METHODS
            and not is_rendered(value)]  # fmt: skip
     if replaced:

@@ -1,4 +1,4 @@
-"""Reductions over the target nodes: where formulas are run."""
+"""Reductions over the target nodes, which run formulas."""
 
 from collections.abc import Callable
 from typing import Any
@@ -28,7 +28,7 @@ def _new(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
 
 
 def reduce_over_targets(lazy: LazyTensor, reduces: list[str], num_rows: int | None) -> list[Tensor]:
-    """Reduce messages over their target nodes, several ways in one pass."""
+    """Reduce messages over their target nodes, with several reductions in one pass."""
     return lazy.tracer.reduce(_need_message(lazy), reduces, num_rows)
 
 
@@ -55,7 +55,7 @@ def _scattered(args: Args, names: tuple[str, ...], kwargs: Kwargs) -> dict[str, 
         raise Declined
     lazy = _need_message(lazy)
     shape, place = plain_shape(lazy), lazy.edge_dim
-    # An index of fewer columns, or a wider tensor to add to, leaves out a part of either.
+    # An index with fewer columns, or a wider output, would skip elements.
     if lazy.tracer.row_of(params.get("index"), shape, place) != lazy.tracer.target:
         raise Declined
     trailing = (*shape[:place], *shape[place + 1 :])
@@ -78,12 +78,12 @@ def _scatter_add(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
 
 
 def _is_filled(out: Tensor, reduce: str) -> bool:
-    """Return whether a tensor has what the kernels give to targets without edges."""
+    """Return whether a tensor is filled with the result for targets without edges."""
     start, name = (1.0, "ones") if reduce == "prod" else (0.0, "zeros")
     recorder = running_recorder.recorder
     if recorder is not None and recorder.is_new(out, (name, f"new_{name}", f"{name}_like")):
         return True
-    # To look at what is there is to wait for the device.
+    # Reading the values waits for the device.
     return not is_captured(out) and bool((out == start).all())
 
 
