@@ -1,7 +1,7 @@
-"""Moves checks of sizes ahead of what must not run twice.
+"""Moves checks of sizes ahead of effects, which must not run twice.
 
-A program whose sizes are not those that it expects stops, and the call is made by the code of the
-layer. So random numbers are only drawn, and tensors changed, once all sizes are known to fit.
+A program with unexpected sizes stops, and the code of the layer makes the call. So all checks of
+sizes precede random numbers and changes of tensors.
 """
 
 import operator
@@ -18,7 +18,7 @@ __all__ = ["checks_first"]
 def checks_first(graph: fx.Graph) -> fx.Graph | None:
     """Return the graph with the checks of sizes ahead of all effects; None if some cannot be.
 
-    What is derived from a graph goes with them: it fails for indices out of range.
+    Derivations from a graph move with them: they fail for indices out of range.
     """
     written = {memory for node in graph.nodes for memory in node.meta.get(WRITES, ())}
     early, late, moves = dict[fx.Node, None](), list[fx.Node](), False

@@ -1,4 +1,4 @@
-"""Knows which sizes in a recording differ between calls; programs compute these in each call.
+"""Tracks the sizes in a recording that differ between calls; programs compute them in each call.
 
 They are sizes of arguments that differed between two calls, the number of edges that a function of
 the graph returns or a mask selects, and sizes that follow from them.
@@ -61,7 +61,7 @@ def asks_for_size(function: Callable[..., Any]) -> bool:
 
 
 def _asker() -> str:
-    """Return the file of the code that called the function of torch which a mode sees now."""
+    """Return the file that called the function of torch which a mode handles now."""
     frame: Any = sys._getframe(1)
     while frame.f_code.co_name != "__torch_function__":
         frame = frame.f_back
@@ -80,7 +80,7 @@ def is_fact(function: Any, name: str) -> bool:
 
 
 class Sizes:
-    """Knows which dimensions of tensors in a recording differ between calls.
+    """Tracks the dimensions of tensors in a recording that differ between calls.
 
     Args:
         exact: whether to fix the sizes that code of users reads: after a recording for any sizes
@@ -134,7 +134,7 @@ class Sizes:
         return result
 
     def count(self, args: Any, parts: Sequence[Any]) -> None:
-        """Expect the sizes that decide into how many parts a function divides a tensor."""
+        """Expect the sizes that determine the number of results of a function."""
         whole = args[0] if args else None
         if not isinstance(whole, Tensor) or not parts or not isinstance(parts[0], Tensor):
             return

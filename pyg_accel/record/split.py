@@ -1,4 +1,4 @@
-"""Splits a program into what it derives from a graph, and the rest.
+"""Splits a program into derivations from a graph, and the remainder.
 
 Self-loops, normalisations, the CSR form and the like only depend on the graph and on sizes, so they
 are computed once and stored while the graph lives.
@@ -15,7 +15,7 @@ from pyg_accel.ops.relations import graph_of_pairs, pairs_of
 __all__ = ["DERIVED", "STORED", "Parts", "derives_anew", "split"]
 
 DERIVED = "derived"  # key of the metadata of nodes
-STORED = (graph_of, idle_rows_of, pairs_of, graph_of_pairs)  # functions that store what they return
+STORED = (graph_of, idle_rows_of, pairs_of, graph_of_pairs)  # functions that store their results
 
 
 class Parts(NamedTuple):
@@ -109,7 +109,7 @@ def _is_value(node: fx.Node) -> bool:
 
 
 def _ancestors(nodes: list[fx.Node]) -> set[fx.Node]:
-    """Return nodes and those that they are computed from, without placeholders."""
+    """Return nodes and their ancestors, without placeholders."""
     ancestors: set[fx.Node] = set()
     pending = [*nodes]
     while pending:

@@ -31,13 +31,13 @@ class Steps:
 
     @staticmethod
     def of(inputs: Sequence[fx.Node], nodes: Collection[fx.Node]) -> "Steps":
-        """Return the functions of nodes, of which the last makes the result.
+        """Return the functions of nodes; the last one computes the result.
 
         Sizes among the arguments that differ between calls are expected from then on.
 
         Args:
-            inputs: the nodes that are given.
-            nodes: those that are computed, in order.
+            inputs: nodes of the arguments.
+            nodes: computed nodes, in order.
         """
         places = {node: _Place(number) for number, node in enumerate((*inputs, *nodes))}
 

@@ -1,4 +1,4 @@
-"""Follows what code reads: from a layer by attributes, items and names to values that are final.
+"""Follows the values that code reads: from a layer by attributes, items and names to final values.
 
 A walk visits an object if code that ran names it, and notes what a guard compares: the items of
 dictionaries and containers, names of classes and modules, contents of closures, classes of objects.
@@ -53,13 +53,13 @@ class NotComparable(Exception):
 
 
 class Walk(Notes):
-    """What code reads from some roots on.
+    """A walk over the values that code reads from some roots.
 
     Args:
         names: of attributes that code reads.
         ran: code objects that ran; None while code runs, when any may.
-        outer: gets the classes, modules and globals that all layers of a class share, instead of
-            following them.
+        outer: collects the classes, modules and globals that all layers of a class share, which
+            are not followed then.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Walk(Notes):
     # -- while code runs ---------------------------------------------------------------------------
 
     def enter(self, code: types.CodeType) -> None:
-        """Follow what code names, from now on."""
+        """Follow the names in code from now on."""
         if code in self._entered:
             return
         self._entered.add(code)
@@ -168,7 +168,7 @@ class Walk(Notes):
             self._object(name, value)
 
     def share(self, value: Any) -> None:
-        """Follow what another walk has left out: a class, a module, or globals that code names."""
+        """Follow an object in ``outer`` of another walk: a class, a module, or globals of code."""
         if isinstance(value, tuple):
             self._globals(*value)
         elif isinstance(value, types.ModuleType):
@@ -285,7 +285,7 @@ class Walk(Notes):
             self._attributes(code.co_name, function)
 
     def _enter_function(self, function: types.FunctionType) -> None:
-        """Follow what a function reads when it runs."""
+        """Follow the values that a function reads when it runs."""
         code, name = function.__code__, function.__name__
         self.followed.append(function)
         self.follow(f"{name}.default", function.__defaults__)
