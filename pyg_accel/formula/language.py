@@ -257,7 +257,7 @@ Shape = tuple[int, int]
 
 
 def shape_of(formula: Formula, shapes: dict[int, Shape]) -> Shape:
-    """Return (heads, width) of the message, given those of the operands by index.
+    """Return (heads, width) of the message, from the sizes of the operands by index.
 
     Raises:
         ValueError: if two sizes do not broadcast.
@@ -289,7 +289,7 @@ def times(a: Formula, b: Formula) -> Formula:
 
 
 def summed(formula: Formula, shapes: dict[int, Shape] | None) -> Formula:
-    """Return the sum over the width, with factors of width 1 outside if shapes are known."""
+    """Return the sum over the width; with shapes, factors of width 1 move outside."""
     number, factor = (Const(1.0), formula) if shapes is None else factors(formula, shapes)
     return times(number, Sum(factor))
 
@@ -320,7 +320,7 @@ def where(condition: Formula, left: Formula, right: Formula) -> Formula:
 def gradient(
     formula: Formula, index: int, seed: Formula, shapes: dict[int, Shape] | None = None
 ) -> Formula | None:
-    """Return the message gradient with respect to operand ``index``, given that of the message.
+    """Return the message gradient with respect to operand ``index``, from the gradient of the message.
 
     The seed is a formula too, usually the operand with the gradient of the reduction. The result is
     None if the message does not depend on the operand.
@@ -329,7 +329,7 @@ def gradient(
         formula: the message.
         index: of the operand.
         seed: gradient of the message.
-        shapes: (heads, width) of all operands, including those of the seed. Only sums over the
+        shapes: (heads, width) of all operands, including operands of the seed. Only sums over the
             width need them; without shapes, a gradient that has width 1 already may be summed
             again.
     """

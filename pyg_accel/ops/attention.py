@@ -58,7 +58,7 @@ def attention(
         operands: of both formulas, by operand index: [rows, H, F], [rows, H] (one number per
             head) or [rows]; H and F may be 1 and broadcast.
         edge_order: edge operands are in the order of the edge list that the graph was built from;
-            by default in that of the CSR.
+            by default in CSR order.
 
     Returns:
         [num_rows, H, F]; targets without edges get 0.

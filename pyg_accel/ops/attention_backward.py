@@ -56,8 +56,7 @@ class _GradientPlan(NamedTuple):
     the gradients of scores.
 
     Attributes:
-        sources: operands whose gradients are added up over sources, in the pass over the transposed
-            graph.
+        sources: operands with gradients from the pass over the transposed graph.
         others: steps for the gradients of target and edge operands.
         stores: operands of ``others`` from the pass: gradients of scores, then weights.
         formulas: of the pass, for sources and then for stored values; see
@@ -177,7 +176,7 @@ class AttentionRule(RowRule):
         return (self.message[0], 1) if number else super().size(index)
 
     def operators(self, graph: Graph | Arrays, edges: Edges | None, tensors: list[Any]) -> Gradient:
-        """Plan the pass by operators, by those of the unfused call for double backward."""
+        """Plan the pass by operators; for double backward, by the unfused ones."""
         if tensors[-1] is None or not (edges or torch.is_grad_enabled()):
             return super().operators(graph, edges, tensors)
         edge_order = self.edge_order

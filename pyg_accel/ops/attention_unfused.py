@@ -114,7 +114,7 @@ def bind_unfused(
         csr: a graph of that kind.
         score: formula of the scores.
         value: of the values.
-        operands: [rows, H, F], like those of every call.
+        operands: example operands, [rows, H, F].
     """
     heads, width = extent(score, value, shapes_of(operands))
     tensors, backends = list(operands), dict[str, None]()

@@ -82,7 +82,7 @@ class Rule(Protocol):
         Args:
             graph: the graph, or its :class:`~.arrays.Arrays`.
             edges: the edge list of the call, if it ran on one; the rule may replace saved tensors
-                by those of a call on the graph.
+                by those that a call on the graph saves.
             tensors: saved tensors and gradients of results.
         """
 

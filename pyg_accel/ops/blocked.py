@@ -1,6 +1,6 @@
 """Functions of a graph's edges, run a block of target rows at a time.
 
-The results are those of one call on all edges. Intermediate tensors are freed with their block,
+The results equal one call on all edges. Intermediate tensors are freed with their block,
 and the backward pass computes them again: peak memory does not grow with the graph.
 """
 
@@ -37,7 +37,7 @@ def in_blocks(
 
     Args:
         graph: CSR by target.
-        bytes_per_edge: intermediate results per edge; those of a block fit into the cache.
+        bytes_per_edge: intermediate results per edge, which fit into the cache for a block.
         function: takes a block and its part of every tensor. It must draw no random numbers,
             have no side effects, and read no other tensor with gradients.
         tensors: inputs of the function.

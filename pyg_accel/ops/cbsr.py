@@ -45,7 +45,7 @@ def cbsr_spmm(
         cbsr: features of the source nodes, a row each.
         weight: [E], one per edge.
         reduce: ``"sum"`` or ``"mean"``.
-        edge_order: weights are in the order of the edge list; by default in that of the CSR.
+        edge_order: weights are in the order of the edge list; by default in CSR order.
 
     Returns:
         [num_rows, F], zero for targets without edges.

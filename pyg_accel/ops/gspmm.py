@@ -39,7 +39,7 @@ def gspmm(
     """Compute the message of every edge and reduce the messages of every target node.
 
     Binary-reduce of the DGL paper on x86 (section 2.1), for any elementwise formula. No E x F
-    tensor is made unless ``reduce="none"`` asks for it.
+    tensor is allocated unless ``reduce="none"``.
 
     Args:
         graph: the graph.
@@ -51,12 +51,12 @@ def gspmm(
             squares), or ``"none"`` for the messages themselves; or several of them, computed in
             one pass.
         edge_order: edge operands, and messages for ``"none"``, are in the order of the edge list
-            that the graph was built from; by default in that of the CSR.
+            that the graph was built from; by default in CSR order.
 
     Returns:
         [num_rows, ...] ([E, ...] for ``"none"``), or a list of them for a list of reductions.
-        Targets without edges get 0 (1 for ``"prod"``). Of several equal maxima the first entry of
-        the row, that of the lowest source id, receives the gradient.
+        Targets without edges get 0 (1 for ``"prod"``). Of several equal maxima, the one with the
+        lowest source id receives the gradient.
 
     Raises:
         ValueError: for operands that do not fit the graph or one another, or unknown reductions.

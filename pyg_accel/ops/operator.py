@@ -79,7 +79,7 @@ def define(
         fake: computes results without data.
         record: takes the arguments and returns the gradient of a call; or gradients by names of
             arguments. Such a gradient is a function of the gradient of the first result and of
-            parameters whose names select them: arguments of the operator, ``output`` for its last
+            parameters, selected by name: arguments of the operator, ``output`` for its last
             result, ``x_rows`` and ``x_columns`` for the sizes of argument x, and ``arrays`` for the
             arrays of the graph. Only inputs of needed gradients are saved.
     """

@@ -1,4 +1,4 @@
-"""Rules whose gradients are passes over the rows of a graph and of its transpose.
+"""Rules with gradients by passes over the rows of a graph and of its transpose.
 
 A rule lists its passes once. They launch kernels in eager calls, and call differentiable operators
 if the pass is differentiated again or observed.

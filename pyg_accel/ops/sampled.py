@@ -53,7 +53,7 @@ def sampled_spmm(
         rescale: what a sum is multiplied by; a mean takes ``"none"`` alone.
             ``"none"``: nothing, as in the paper's algorithm 1.
             ``"row"``: degree / sampled degree of the target, so that sums keep their size.
-        edge_order: weights are in the order of the edge list; by default in that of the CSR.
+        edge_order: weights are in the order of the edge list; by default in CSR order.
 
     Returns:
         [num_rows, F] or [num_rows, H, F]; targets without edges get 0. Features from

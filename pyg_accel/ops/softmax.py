@@ -28,7 +28,7 @@ def edge_softmax(graph: Graph, scores: Tensor, *, edge_order: bool = False) -> T
     Args:
         graph: the graph.
         scores: [E] or [E, H].
-        edge_order: scores are in the order of the edge list; by default in that of the CSR.
+        edge_order: scores are in the order of the edge list; by default in CSR order.
 
     Returns:
         The same shape; the values of a target's edges add up to 1, head by head.

@@ -187,7 +187,7 @@ def _run(
 def _computed(
     reading: Reading, name: str, edge_index: Tensor, kwargs: Any, state: dict[str, Tensor]
 ) -> Tensor:
-    # A module with two names counts by its first: each given name would restore its tensors.
+    # A module with two names counts by its first: each name would restore its tensors.
     names = {
         f"{part}.{name}".removeprefix(".")
         for part, module in reading.module().named_modules()

@@ -47,7 +47,7 @@ class Reading:
         run: makes the call.
         reason: for PyG's own path; empty without one, None while undecided.
         formulas: computed in place of PyG's path.
-        draws: number of draws of random numbers in place of those of PyG's path.
+        draws: number of draws of random numbers, in place of PyG's path.
     """
 
     layer: "weakref.ref[MessagePassing]"
@@ -163,8 +163,8 @@ def find(key: str) -> Reading:
     return _readings[key]
 
 
-# Dynamo passes a view of the function that calls ``comptime``, whose local variable ``key`` is the
-# key of the reading.
+# Dynamo passes a view of the function that calls ``comptime``: its local variable ``key`` is the key
+# of the reading.
 
 
 def before(context: ComptimeContext) -> None:

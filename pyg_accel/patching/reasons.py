@@ -84,7 +84,7 @@ def switch(modules: Sequence[torch.nn.Module] | None, by: int) -> None:
 
 
 def is_active(module: torch.nn.Module | None = None) -> bool:
-    """Return whether calls are accelerated: all of them, or those of this instance."""
+    """Return whether all calls are accelerated, or calls of this instance."""
     if _everywhere > 0 or unconditional.on:
         return True
     # Dynamo can read numbers, but in torch 2.11 no weak dictionaries.

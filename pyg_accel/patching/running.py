@@ -30,7 +30,7 @@ class _Running(threading.local):
     """The state of running calls.
 
     Attributes:
-        transformed: programs of the running optimized model, which replace those of its layers;
+        transformed: programs of the running optimized model, in place of programs of its layers;
             empty inside of such a layer.
         static: arguments of that model that are the same tensors in every call.
         exchange: fetches rows of other processes for the running layer; None in one process.

@@ -37,7 +37,7 @@ _ALIASES = (
 )  # fmt: skip
 _SEQUENCES, _TABLES = (list, set, deque), (dict, OrderedDict, defaultdict)
 _ADDED = {PROGRAMS, "__slotnames__"}  # to classes, by this package and by the module copy
-_CONSTANTS = (int, float, str, bytes)  # of which an Enum may have its members
+_CONSTANTS = (int, float, str, bytes)  # types of members of an Enum
 
 
 class NotComparable(Exception):
@@ -95,7 +95,7 @@ class Walk(Notes):
             self._enter_function(function)
 
     def name(self, names: Iterable[str], *, of_modules: bool = False) -> None:
-        """Follow more names of attributes, all of them or those of modules."""
+        """Follow more names of attributes, of all objects or of modules only."""
         new = set(names) - self.of_modules
         self.of_modules |= new
         if not of_modules:
@@ -250,7 +250,7 @@ class Walk(Notes):
             self.follow(name, item)
 
     def _items(self, name: str, table: Any) -> None:
-        """Follow the keys and the items of a dictionary, whose order counts too."""
+        """Follow the keys and the items of a dictionary, in order."""
         self.tables[id(table)] = table, dict(table)
         if not all(type(key) is str for key in table):  # others may be equal, and not the same
             self.lists[id(table)] = table, [*table]

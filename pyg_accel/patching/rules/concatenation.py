@@ -212,7 +212,7 @@ def concatenate(tensors: list[Any]) -> LazyTensor:
             raise Unrecognised("a concatenation of shapes that do not fit", permanent=False)
         dtypes = {t.dtype for t in parts}
         cast = torch.is_autocast_enabled(lead.device.type) and dtypes <= _AUTOCAST
-        if len(dtypes) > 1 and not cast:  # the widest would be that of all parts
+        if len(dtypes) > 1 and not cast:  # the result would have the widest dtype
             raise Declined
         shape = [*lead.shape[:-1], sum(t.shape[-1] for t in parts)]
         dtype = reduce(torch.promote_types, dtypes)
