@@ -320,7 +320,7 @@ def where(condition: Formula, left: Formula, right: Formula) -> Formula:
 def gradient(
     formula: Formula, index: int, seed: Formula, shapes: dict[int, Shape] | None = None
 ) -> Formula | None:
-    """Return the message gradient with respect to operand ``index``, from the gradient of the message.
+    """Return the gradient of operand ``index`` from the gradient of the message.
 
     The seed is a formula too, usually the operand with the gradient of the reduction. The result is
     None if the message does not depend on the operand.

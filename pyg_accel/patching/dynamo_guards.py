@@ -163,7 +163,7 @@ def find(key: str) -> Reading:
     return _readings[key]
 
 
-# Dynamo passes a view of the function that calls ``comptime``: its local variable ``key`` is the key
+# Dynamo passes a view of the function that calls ``comptime``: its variable ``key`` is the key
 # of the reading.
 
 
