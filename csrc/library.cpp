@@ -1,6 +1,6 @@
 // The schemas of the CPU library. They are internal: users call pyg_accel.ops, which checks shapes,
 // chooses a backend and has the gradients. Sides, reductions and instructions are numbered as in
-// cpu/kernels.h; pyg_accel/backends/cpu/program.py writes them.
+// cpu/kernels.h; pyg_accel/backends/cpu/stages.py writes them.
 #include "neighbor_sample.h"
 #include "take_parts.h"
 
@@ -14,14 +14,11 @@ STABLE_TORCH_LIBRARY(pyg_accel_cpu, m) {
   m.def("run1_winners(int plan, Tensor x) -> (Tensor, Tensor)");
   m.def("run2_winners(int plan, Tensor x, Tensor weight) -> (Tensor, Tensor)");
   m.def("scatter_arg(int num_cols, Tensor grad, Tensor arg) -> Tensor");
-  m.def(
-      "gspmm(Tensor rowptr, Tensor col, Tensor? eid, int num_cols, int[] sides, "
-      "int[] code, int result, bool sum_result, Tensor like, int heads, int width, int out_width, "
-      "int[] reduces, bool want_arg, bool arg_is_col, Tensor[] operands) -> Tensor[]");
   m.def("softmax(Tensor rowptr, Tensor? eid, Tensor scores, Tensor? grad) -> Tensor");
   m.def(
       "stages(Tensor rowptr, Tensor col, Tensor? eid, int num_cols, int[] sides, "
-      "Tensor[] given, int[] code, int heads, int scores, Tensor[] operands) -> Tensor[]");
+      "Tensor[] source_numbers, int[] code, int heads, int scores, bool want_arg, "
+      "bool arg_is_col, Tensor[] operands) -> Tensor[]");
   m.def("row_dots(Tensor a, Tensor b) -> Tensor");
   m.def("maxk(Tensor x, int k) -> Tensor[]");
   m.def(

@@ -28,8 +28,9 @@ from pyg_accel.settings import settings
 from pyg_accel.tuned import device_of_kind, tuned, tuning_file
 
 __all__ = [
-    "CORE", "H200", "H200_UNITS", "NEVER", "RATES", "SHIPPED", "SLOWEST", "Costs", "Machine",
-    "Rates", "Work", "costs", "fewest_edges", "figures_of", "machine_of", "size_reasons", "work_of",
+    "CORE", "H200", "H200_UNITS", "NEVER", "OF_TARGETS", "RATES", "SHIPPED", "SLOWEST", "Costs",
+    "Machine", "Rates", "Work", "costs", "fewest_edges", "figures_of", "machine_of",
+    "relational_work", "size_reasons", "work_of",
 ]  # fmt: skip
 
 NEVER = 2**62  # edges
@@ -63,6 +64,8 @@ _BOUND = 2  # binding the kernels of a layer, or of its gradient, to a new graph
 _DERIVED = 6  # gcn_norm, or another function of a graph, that a program runs once a graph
 _WEIGHTS = 30  # preparations of attention on a CPU for a new graph
 _STACK, _STACK_EDGE = 50, 6  # stacking the graphs of relations, and relative to edge_ns
+_TARGET, _RELATION = 40, 6  # the layers per type of targets, and per relation
+OF_TARGETS = 3  # tensors of features of targets that PyG writes per relation
 _BY_EDGE = 3  # the gradient over an edge list, in addition to the one over rows
 _BLOCKS = 60  # execution in blocks of edges
 # Functions of torch in PyG's softmax, in its normalisations of a graph, and where attention
@@ -97,7 +100,7 @@ class Work(NamedTuple):
         extremes: maxima and minima.
         attention: messages are weighted by a softmax.
         row_bytes: bytes of a row of the widest network on edges.
-        stacks: the graphs of relations are stacked.
+        stacks: number of graphs into which the relations are stacked.
     """
 
     functions: float = 3
@@ -108,7 +111,7 @@ class Work(NamedTuple):
     extremes: int = 0
     attention: bool = False
     row_bytes: int = 0
-    stacks: bool = False
+    stacks: int = 0
 
 
 def work_of(computed: Iterable[Computation], derived: int = 0) -> Work:
@@ -148,6 +151,12 @@ def work_of(computed: Iterable[Computation], derived: int = 0) -> Work:
     functions += derived * (_LOOPS if attention else _NORMALISATION)
     overhead = (_BLOCKS if blocks else 0) + _CALL * max(generated - 1, 0)
     return Work(functions, tensors, derived, overhead, generated, extremes, attention, row_bytes)
+
+
+def relational_work(computed: Computation, stacks: int) -> Work:
+    """Return the work of one layer per relation, with the relations in a number of stacks."""
+    overhead = _TARGET * stacks + _RELATION * (computed.relations or 1)
+    return work_of([computed])._replace(stacks=stacks, overhead=overhead)
 
 
 def _is_plain(computed: Computation) -> bool:
@@ -191,7 +200,7 @@ def _fewest(
         once += _WEIGHTS * work.attention + _STACK * work.stacks
         functions += once if builds else _BY_EDGE * gradient
     saved = work.tensors * row_bytes / costs.gigabytes  # nanoseconds
-    saved -= costs.edge_ns * (1 + _STACK_EDGE * work.stacks) if builds else 0.0
+    saved -= costs.edge_ns * (1 + _STACK_EDGE * bool(work.stacks)) if builds else 0.0
     if functions <= 0:
         return 0 if saved > 0 or not builds else NEVER
     saved *= passes * (_COMPILED if compiled else 1.0)

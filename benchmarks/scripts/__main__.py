@@ -13,7 +13,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,7 @@ def compared(path: Path, steps: int, seconds: int, turns: int) -> dict[str, Any]
     runs: dict[str, list[dict[str, Any]]] = {"stock": [], "patched": []}
     for _ in range(turns):
         for variant, found in runs.items():
-            found.append(run(path, steps, seconds, patched=variant == "patched"))
+            found.append(run([str(path)], steps, seconds, patched=variant == "patched"))
     made = min(len(found["ends"]) for both in runs.values() for found in both)
     row: dict[str, Any] = {"steps": made}
     for variant, found in runs.items():
@@ -74,14 +74,18 @@ def of_steps(ends: Sequence[float]) -> tuple[float, float]:
     return 1e3 * float(np.median(each[len(each) // 3 :])), 1e3 * ends[-1]
 
 
-def run(path: Path, steps: int, seconds: int, *, patched: bool) -> dict[str, Any]:
-    """Run a script in a process of its own."""
+def run(
+    script: Sequence[str], steps: int, seconds: int, *, patched: bool,
+    variables: Mapping[str, str] | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """Run a script with its arguments in a process of its own."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out.json"
-        child = ["-m", "benchmarks.scripts.child", str(out), str(steps), str(seconds), str(path)]
+        child = ["-m", "benchmarks.scripts.child", str(out), str(steps), str(seconds), *script]
         command = [sys.executable, "-m", "pyg_accel", "run", *child] if patched else (
             [sys.executable, *child])  # fmt: skip
-        variables = {"PYTHONPATH": str(timing.ROOT), "OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg"}
+        variables = {"PYTHONPATH": str(timing.ROOT), "OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg",
+                     **(variables or {})}  # fmt: skip
         subprocess.run(command, cwd=folder, env=os.environ | variables, capture_output=True,
                        check=False, timeout=10 * seconds + 120)  # fmt: skip
         if not out.exists():

@@ -62,7 +62,7 @@ def main(out: str, most: str, seconds: str, script: str, *arguments: str) -> Non
     finally:
         signal.alarm(0)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    result = {"losses": losses, "ends": ends, "error": error, "peak_mib": peak}
+    result = {"losses": losses, "ends": ends, "error": error, "peak_mib": peak, "parts": data.parts}
     Path(out).write_text(json.dumps(result))
 
 

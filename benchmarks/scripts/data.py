@@ -19,6 +19,7 @@ from torch_geometric.data import Data, HeteroData, InMemoryDataset
 from torch_geometric.utils import coalesce, to_undirected
 
 Items = list[Any]
+parts: list[dict[str, float]] = []  # seconds of the parts of every step, of scripts that note them
 GENERATORS: dict[str, Callable[..., Items]] = {}
 _OF_BASE = ("transform", "pre_transform", "pre_filter", "force_reload")
 

@@ -7,7 +7,7 @@ import torch
 import torch_geometric.datasets
 from torch_geometric.data import HeteroData
 
-from benchmarks.scripts import data
+from benchmarks.scripts import data, database
 from benchmarks.scripts.__main__ import compared, of_steps
 from benchmarks.scripts.printed import printed
 
@@ -48,6 +48,15 @@ def test_made_data_is_that_of_the_class_it_stands_for(name, monkeypatch):
         stores = item.edge_stores if isinstance(item, HeteroData) else [item]
         ends = [s.face if s.get("edge_index") is None else s.edge_index for s in stores]
         assert all(each.size(1) > 0 for each in ends)
+
+
+def test_keys_of_made_tables_are_rows_that_exist():
+    pytest.importorskip("relbench")
+    tables = database.database().table_dict
+    assert sum(map(len, tables.values())) > 90_000
+    for table in tables.values():
+        for column, owner in table.fkey_col_to_pkey_table.items():
+            assert table.df[column].between(0, len(tables[owner]) - 1).all()
 
 
 def test_the_time_of_a_step_is_a_median():

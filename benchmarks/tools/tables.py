@@ -130,6 +130,13 @@ def scripts(frame: pd.DataFrame) -> list[str]:
     return [*lines, *(["", only] if len(alone) else [])]
 
 
+def relational(frame: pd.DataFrame) -> list[str]:
+    """Parts of a step, by variant."""
+    wide = frame.pivot_table("ms", ["task", "part"], "variant", sort=False)
+    gain = {"ratio": wide["stock"] / wide["patched"]}
+    return markdown(wide.assign(**gain).reset_index(), dict.fromkeys(gain, TIMES))
+
+
 def rewritten(frame: pd.DataFrame) -> list[str]:
     """A row a graph and model: epochs and gains, of variants that were measured together."""
     rows = []
@@ -388,6 +395,7 @@ MADE: dict[str, Make] = {
     "loaders/loaders": loaders,
     "scripts/scripts_cpu": scripts,
     "scripts/printed_cuda": printed,
+    "scripts/relational_cpu": relational,
     "layers/layers_cpu": layers,
     "layers/layers_cuda": layers,
 } | papers.MADE  # fmt: skip

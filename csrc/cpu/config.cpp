@@ -23,9 +23,9 @@ int64_t last_level_cache() {
     if (file == nullptr)
       continue;
     long long kibibytes = 0;
-    const int found = std::fscanf(file, "%lld", &kibibytes);
+    const int fields = std::fscanf(file, "%lld", &kibibytes);
     std::fclose(file);
-    if (found == 1 && kibibytes > 0)
+    if (fields == 1 && kibibytes > 0)
       return int64_t{kibibytes} << 10;
   }
   for (const int level : {_SC_LEVEL3_CACHE_SIZE, _SC_LEVEL2_CACHE_SIZE}) {
@@ -81,11 +81,11 @@ const std::vector<Isa>& instruction_sets() {
 
 // By name, or the fastest that this processor supports; null if it does not support that name.
 const Isa* find_isa(const std::string& name) {
-  const Isa* found = nullptr;
+  const Isa* best = nullptr;
   for (const Isa& isa : instruction_sets())
     if (isa.runs && (name.empty() || name == isa.name))
-      found = &isa;
-  return found;
+      best = &isa;
+  return best;
 }
 
 const Isa*& chosen() {
@@ -95,9 +95,9 @@ const Isa*& chosen() {
 }
 
 void configure(const std::string& isa, int64_t block_width, int64_t block_cols) {
-  const Isa* found = find_isa(isa);
-  STD_TORCH_CHECK(found, "this processor or build has no '", isa, "' kernels");
-  chosen() = found;
+  const Isa* named = find_isa(isa);
+  STD_TORCH_CHECK(named, "this processor or build has no '", isa, "' kernels");
+  chosen() = named;
   config().block_width = block_width;
   config().block_cols = block_cols;
 }
@@ -113,13 +113,13 @@ std::string info() {
 
 // The functions of formulas by number, in the words of pyg_accel/formula/functions.py.
 std::string functions() {
-  std::string found;
+  std::string numbers;
 #define PYG_ACCEL_NUMBER(op, text) \
-  found += #op "=" + std::to_string(static_cast<int>(Op::op)) + ";";
+  numbers += #op "=" + std::to_string(static_cast<int>(Op::op)) + ";";
   PYG_ACCEL_BINARY(PYG_ACCEL_NUMBER)
   PYG_ACCEL_UNARY(PYG_ACCEL_NUMBER)
 #undef PYG_ACCEL_NUMBER
-  return found;
+  return numbers;
 }
 
 }  // namespace

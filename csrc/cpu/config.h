@@ -1,4 +1,4 @@
-// The features of the processor, and what a test or a user overrides.
+// Properties of the processor, and the settings that a test or a user overrides.
 #pragma once
 
 #include <cstdint>

@@ -5,7 +5,7 @@ namespace pyg_accel {
 namespace {
 
 // Stable counting sort of `keys` into buckets. Each thread has a contiguous chunk of the input and
-// a count per bucket, so the order inside a bucket is that of the input for any number of threads.
+// a count per bucket, so each bucket keeps the order of the input for any number of threads.
 // place(input position, output position) is called once for each element.
 template <class Key, class Out, class Place>
 void counting_sort(const Key* keys,

@@ -1,33 +1,5 @@
-// SDDMM with a dot product, and the softmax over a row's entries. Included once per instruction
-// set.
-
-// Lane i of the result is lane i + Step of v. The indices of the shuffle must be literals: GCC does
-// not unroll a loop that fills them, and computing them takes longer than the sum.
-template <class A, int Step, int... Lanes>
-inline vec_t<A> rotate(vec_t<A> v, std::integer_sequence<int, Lanes...>) {
-  return __builtin_shuffle(v, mask_t<A>{((Lanes + Step) % kLanes<A>)...});
-}
-
-// 0, 1, ... of each lane.
-template <class A, int... Lanes>
-inline mask_t<A> lane_numbers(std::integer_sequence<int, Lanes...>) {
-  return mask_t<A>{Lanes...};
-}
-
-template <class A>
-inline mask_t<A> lane_numbers() {
-  return lane_numbers<A>(std::make_integer_sequence<int, kLanes<A>>{});
-}
-
-// Sums the lanes by halving, in registers and in a fixed order.
-template <class A, int Step = kLanes<A> / 2>
-inline A horizontal_sum(vec_t<A> v) {
-  v += rotate<A, Step>(v, std::make_integer_sequence<int, kLanes<A>>{});
-  if constexpr (Step > 1)
-    return horizontal_sum<A, Step / 2>(v);
-  else
-    return v[0];
-}
+// Dot products of both ends of every edge and of rows, and the softmax over the entries of a row.
+// Included once per instruction set.
 
 template <class T>
 inline acc_t<T> dot(const T* a, const T* b, int64_t n) {
@@ -112,4 +84,16 @@ void softmax_rows(const SoftmaxArgs& a, const Range& range) {
         out[at(k)] = from_acc<T>(std::exp(to_acc(in[at(k)]) - most) / total);
     }
   }
+}
+
+// out[row, h] = sum over f of target[row, h, f] * source[row, h, f], in the accumulation type.
+template <class T>
+void row_dots(const DotArgs& a, const Range& range) {
+  const T* target = static_cast<const T*>(a.target);
+  const T* source = static_cast<const T*>(a.source);
+  auto* out = static_cast<acc_t<T>*>(a.out);
+  for (int64_t row = range.row_begin; row < range.row_end; ++row)
+    for (int64_t h = 0; h < a.heads; ++h)
+      out[row * a.heads + h] = dot(target + row * a.target_stride + h * a.width,
+                                   source + row * a.source_stride + h * a.width, a.width);
 }

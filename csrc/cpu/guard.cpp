@@ -1,9 +1,9 @@
-// Compares what a guard has noted (pyg_accel/record/guard.py) with what is there now, by
-// identities. Recorded calls of a few microseconds pass this each time.
+// Compares the objects that a guard has noted (pyg_accel/record/guard.py) with the present ones, by
+// identity. Each recorded call, of a few microseconds, runs this comparison.
 //
-// Of Python's stable ABI only what is declared here is used, so that compiling needs no headers of
-// Python and the library serves all its versions. The declarations are weak, as Python itself
-// brings the functions.
+// This file declares the part of Python's stable ABI that it uses, so that compiling needs no
+// headers of Python and one library serves all versions. The declarations are weak, as Python
+// itself has the functions.
 #include <cstddef>
 
 #define PYTHON __attribute__((weak))
@@ -177,8 +177,8 @@ bool holds(PyObject* entry) {
 }  // namespace
 }  // namespace pyg_accel
 
-// 1 if all entries of all parts hold, 0 if not. Other errors than those of names and cells that
-// were deleted, and of dictionaries that another thread changes, remain set.
+// Returns 1 if all entries of all parts hold, else 0. Errors remain set, except for names and cells
+// that were deleted and for dictionaries that another thread changes.
 extern "C" __attribute__((visibility("default"))) int pyg_accel_unchanged(PyObject* parts) {
   const Py_ssize_t size = PyTuple_Size(parts);
   for (Py_ssize_t p = 0; p < size; ++p) {

@@ -7,6 +7,8 @@ namespace PYG_ACCEL_ISA {
 
 #include "math.h"
 
+#include "lanes.h"
+
 #include "cbsr_kernel.h"
 #include "dot_kernel.h"
 
@@ -14,12 +16,10 @@ namespace PYG_ACCEL_ISA {
 
 #include "machine.h"
 #include "maxk_kernel.h"
-#include "program_kernel.h"
+#include "reduce.h"
 #include "sampled_kernel.h"
 #include "spmm_kernel.h"
 #include "stages_kernel.h"
-
-#include "stages_rows.h"
 
 using Dtype = PYG_ACCEL_DTYPE;
 
@@ -56,10 +56,6 @@ const Kernels& kernels_of(Dtype) {
       .spmm_rows = PYG_ACCEL_PAIR(spmm_rows),
       .spmm_piece = PYG_ACCEL_PAIR(spmm_piece),
       .spmm_combine = PYG_ACCEL_PAIR(spmm_combine),
-      .program_rows = PYG_ACCEL_PAIR(program_rows),
-      .program_list = PYG_ACCEL_PAIR(program_list),
-      .program_piece = PYG_ACCEL_PAIR(program_piece),
-      .program_combine = PYG_ACCEL_PAIR(program_combine),
       .dot_rows = PYG_ACCEL_PAIR(dot_rows),
       .dot_piece = PYG_ACCEL_PAIR(dot_piece),
       .softmax_rows = PYG_ACCEL_PAIR(softmax_rows),

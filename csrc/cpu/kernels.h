@@ -27,8 +27,8 @@ enum class Reduce : int {
 // count.
 inline constexpr int64_t kHubDegree = 4096;
 inline constexpr int64_t kPieceEntries = 2048;
-// Entries that are summed before their sum is added to the others: the rounding error of long sums
-// stays that of short ones.
+// Entries that are summed before their sum is added to the others, so that long sums have the
+// rounding error of short ones.
 inline constexpr int64_t kRunEntries = 256;
 // Column chunks of one row that are computed before the next row.
 inline constexpr int kMaxSteps = 16;
@@ -95,27 +95,17 @@ struct Instruction {
 
 inline constexpr int kMaxOperands = 12;
 inline constexpr int kMaxInstructions = 48;
-inline constexpr int kMaxReduces = 6;
 inline constexpr int kMaxResults = 8;
 
 struct ProgramArgs {
-  Csr csr;
-  const void* rows;  // [num_entries], of every entry where they are a list; else null
   int num_operands;
   Operand operands[kMaxOperands];
   int num_instructions;
   Instruction instructions[kMaxInstructions];
-  int result;       // register that holds the message
-  int num_results;  // further registers that are asked for
-  int results[kMaxResults];
-  bool sum_result;  // the message is the sum of that register over the width (a dot product)
+  int num_results;
+  int results[kMaxResults];  // registers
   int64_t heads;
   int64_t width;
-  int num_reduces;
-  Reduce reduces[kMaxReduces];
-  void* outs[kMaxReduces];  // [num_rows, heads, width of the message]; [num_edges, ...] for kNone
-  void* args[kMaxReduces];  // winners of max/min, or null
-  bool arg_is_col;
 };
 
 // scores[e, h] = sum over f of target[row, h, f] * source[col, h, f]
@@ -229,14 +219,10 @@ struct Kernels {
   void (*spmm_rows[2])(const SpmmArgs&, const Range&);
   void (*spmm_piece[2])(const SpmmArgs&, const Piece&, void* partial);
   void (*spmm_combine[2])(const SpmmArgs&, int64_t row, void* partials, int64_t count);
-  void (*program_rows[2])(const ProgramArgs&, const Range&);
-  void (*program_list[2])(const ProgramArgs&, const Range&);
-  void (*program_piece[2])(const ProgramArgs&, const Piece&, void* partial);
-  void (*program_combine[2])(const ProgramArgs&, int64_t row, void* partials, int64_t count);
   void (*dot_rows[2])(const DotArgs&, const Range&);
   void (*dot_piece[2])(const DotArgs&, const Piece&);
   void (*softmax_rows[2])(const SoftmaxArgs&, const Range&);
-  // `scratch` and `partial` hold `args.accumulators` numbers.
+  // `scratch` holds the accumulators of `args.step_rows` rows, and of 2 at least, `partial` of 2.
   void (*stages_rows[2])(const StagesArgs&, const Range&, void* scratch);
   void (*stages_piece[2])(const StagesArgs&, const Piece&, void* partial);
   void (*stages_combine[2])(const StagesArgs&, int64_t row, void* partials, int64_t count);

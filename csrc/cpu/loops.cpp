@@ -1,4 +1,4 @@
-// Edge lists without self-loops, and the normalisation of GCN: what PyG computes by some twenty
+// Edge lists without self-loops, and the normalisation of GCN, which takes PyG some twenty
 // operators.
 #include <cmath>
 #include <tuple>
@@ -35,13 +35,13 @@ struct Edges {
 
 Tensor remove_self_loops(const Tensor& edge_index) {
   const Edges edges(edge_index);
-  int64_t kept = 0;
-  edges.each([&](int64_t, int64_t) { ++kept; });
-  Tensor out = empty_result(edge_index, {2, kept});
+  int64_t num_edges = 0;
+  edges.each([&](int64_t, int64_t) { ++num_edges; });
+  Tensor out = empty_result(edge_index, {2, num_edges});
   auto* to = static_cast<int64_t*>(out.mutable_data_ptr());
   edges.each([&](int64_t row, int64_t col) {
     to[0] = row;
-    to[kept] = col;
+    to[num_edges] = col;
     ++to;
   });
   return out;
@@ -51,7 +51,7 @@ template <class Weight>
 std::tuple<Tensor, Tensor> normalise(const Tensor& edge_index, int64_t num_nodes, bool by_col) {
   const Edges edges(edge_index);
   std::vector<Weight> scale(num_nodes, 1);  // degrees at first, a loop included
-  int64_t kept = 0;
+  int64_t num_edges = 0;
   bool inside = true;
   edges.each([&](int64_t row, int64_t col) {
     if (row < 0 || row >= num_nodes || col < 0 || col >= num_nodes) {
@@ -59,12 +59,12 @@ std::tuple<Tensor, Tensor> normalise(const Tensor& edge_index, int64_t num_nodes
       return;
     }
     scale[by_col ? col : row] += 1;
-    ++kept;
+    ++num_edges;
   });
   STD_TORCH_CHECK(inside, "found ids outside of [0, ", num_nodes, ")");
   for (Weight& degree : scale)
     degree = 1 / std::sqrt(degree);
-  const int64_t size = kept + num_nodes;
+  const int64_t size = num_edges + num_nodes;
   const ScalarType type = sizeof(Weight) == 8 ? ScalarType::Double : ScalarType::Float;
   Tensor out = empty_result(edge_index, {2, size});
   Tensor weight = empty_result(edge_index, {size}, type);

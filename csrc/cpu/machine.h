@@ -11,23 +11,26 @@ class Machine {
   using V = vec_t<A>;
   static constexpr int L = kLanes<A>;
 
-  // `rows`: of every entry, if entries are not those of one row at a time; else null.
-  Machine(const ProgramArgs& a, Scratch<T, I>& scratch, const I* rows = nullptr)
+  Machine(const ProgramArgs& a, const Csr& csr, Scratch<T, I>& scratch)
       : a_(a),
-        col_(static_cast<const I*>(a.csr.col)),
-        eid_(static_cast<const I*>(a.csr.eid)),
-        rows_(rows),
-        num_rows_(a.csr.num_entries),
         scratch_(scratch.values),
         spread_scratch_(scratch.spread),
         index_scratch_(scratch.indices) {
     for (int o = 0; o < a.num_operands; ++o) {
       wide_[o] = a.operands[o].wide;
-      invariant_[o] = a.operands[o].side == Operand::kTarget && !rows_;
-      if (a.operands[o].side == Operand::kNumber)
-        numbered_ = true;
-      else if (!invariant_[o])
-        moving_[num_moving_++].number = o;
+      invariant_[o] = a.operands[o].side == Operand::kTarget;
+      numbered_ |= a.operands[o].side == Operand::kNumber;
+    }
+    for (const bool target : {false, true}) {
+      for (int o = 0; o < a.num_operands; ++o) {
+        const Operand& operand = a.operands[o];
+        if (operand.side == Operand::kNumber || invariant_[o] != target)
+          continue;
+        const void* ids = operand.side == Operand::kSource ? csr.col : csr.eid;
+        moving_[num_moving_++] = {o, operand.index,      operand.stride, static_cast<const I*>(ids),
+                                  0, csr.num_entries - 1};
+      }
+      num_others_ = target ? num_others_ : num_moving_;
     }
     for (int i = 0; i < a.num_instructions; ++i) {
       const Instruction& in = a.instructions[i];
@@ -38,7 +41,6 @@ class Machine {
       for (const int input : {in.a, in.b})
         per_entry_[input] |= !in.invariant;
     }
-    per_entry_[a.result] = true;
     for (int i = 0; i < a.num_results; ++i)
       per_entry_[a.results[i]] = true;
   }
@@ -46,46 +48,43 @@ class Machine {
   // Sets where the next calls read operands of side kNumber.
   void use(const Numbers<A>& numbers) { numbers_ = numbers; }
 
-  // `rows` only has those of entries k, k + 1, ...
-  void use_rows(int64_t k, int count) {
-    first_row_ = k;
-    num_rows_ = count;
+  // The next calls are about entries k, k + 1, ...; `edges` and `targets` have the edge and the row
+  // of each. Without targets, all are in the row that `start` names.
+  void use_entries(int64_t k, int count, const int64_t* edges, const I* targets) {
+    first_ = k;
+    last_ = k + count - 1;
+    edges_ = edges;
+    targets_ = targets;
   }
 
-  // The next calls of `evaluate` are about columns [f, f + n), n <= kTile, of head h of `row`, and
-  // at most `entries` of it. Returns how many of them fit a tile.
+  // The next calls of `evaluate` compute columns [f, f + n), n <= kTile, of head h, of at most
+  // `entries` entries. Returns how many entries fit a tile.
   int start(int64_t row, int64_t h, int64_t f, int n, int64_t entries) {
     columns_ = n;
     head_ = h;
     batch_ = static_cast<int>(entries < 1 ? 1 : smaller(kTile / n, entries));
     count_ = 1;
-    for (int o = 0; o < a_.num_operands; ++o) {
-      if (!invariant_[o])
-        continue;
-      const Operand& operand = a_.operands[o];
-      const int64_t place = row * operand.stride + offset_of(operand, f);
-      if (operand.index)
-        index_[o] = static_cast<const I*>(operand.data) + place;
-      else
-        bind(o, static_cast<const T*>(operand.data) + place);
-    }
     for (int m = 0; m < num_moving_; ++m) {
       Moving<I>& moving = moving_[m];
-      const Operand& operand = a_.operands[moving.number];
-      const int64_t offset = offset_of(operand, f);
-      if (operand.index)
-        moving.base = static_cast<const I*>(operand.data) + offset;
+      const int o = moving.number;
+      const bool fixed = m >= num_others_ && !targets_;
+      const int64_t place = offset_of(a_.operands[o], f) + (fixed ? row * moving.stride : 0);
+      if (moving.index)
+        moving.base = static_cast<const I*>(a_.operands[o].data) + place;
       else
-        moving.base = static_cast<const T*>(operand.data) + offset;
-      moving.stride = operand.stride;
-      moving.index = operand.index;
-      moving.ids = operand.side == Operand::kSource   ? col_
-                   : operand.side == Operand::kTarget ? rows_
-                                                      : eid_;
-      moving.first = operand.side == Operand::kTarget ? first_row_ : 0;
-      moving.last =
-          (operand.side == Operand::kTarget ? first_row_ + num_rows_ : a_.csr.num_entries) - 1;
+        moving.base = static_cast<const T*>(a_.operands[o].data) + place;
+      if (fixed && moving.index) {
+        index_[o] = static_cast<const I*>(moving.base);
+      } else if (fixed) {
+        bind(o, static_cast<const T*>(moving.base));
+      } else if (m >= num_others_) {
+        moving.ids = targets_;
+        moving.first = first_;
+        moving.last = last_;
+      }
     }
+    if (targets_)
+      return batch_;
     execute(true);
     if (batch_ > 1)
       repeat_invariants();
@@ -93,11 +92,10 @@ class Machine {
   }
 
   // The messages [count, columns] of entries k, k + 1, ... of the row, valid until the next call.
-  const A* evaluate(int64_t k, int count) {
+  __attribute__((noinline)) const A* evaluate(int64_t k, int count) {
     count_ = count;
-    for (int j = 0; j < count; ++j)
-      edges_[j] = eid_ ? static_cast<int64_t>(eid_[k + j]) : k + j;
-    for (int m = 0; m < num_moving_; ++m) {
+    at_ = k - first_;
+    for (int m = 0; m < (targets_ ? num_moving_ : num_others_); ++m) {
       const Moving<I>& moving = moving_[m];
       if (moving.index)
         gather_indices(moving, k);
@@ -107,13 +105,11 @@ class Machine {
     if (numbered_)
       bind_numbers(k);
     execute(false);
-    return value_of(a_.result);
+    return value_of(a_.results[0]);
   }
 
   // The contents of a register after `evaluate`, [count, columns].
   const A* value_of(int r) { return wide_[r] || columns_ == 1 ? registers_[r] : spread(r); }
-
-  const int64_t* edges() const { return edges_; }
 
  private:
   static constexpr int64_t kAhead = 24;  // at most so many entries ahead operands are prefetched
@@ -297,20 +293,24 @@ class Machine {
 
   void select(int to, const Instruction& in) {
     const I* arg = index_[in.b];
+    const int64_t* edges = edges_ + at_;
     const A* a = registers_[in.a];
     const int n = in.wide ? columns_ : 1, na = wide_[in.a] ? n : 1, nb = wide_[in.b] ? n : 1;
-    for (int j = 0; j < count_; ++j)
+    for (int j = 0; j < count_; ++j) {
+      const int64_t edge = edges[j];
+      A* out = scratch_[to] + j * n;
       for (int i = 0; i < n; ++i)
-        scratch_[to][j * n + i] = static_cast<int64_t>(arg[j * nb + (nb > 1 ? i : 0)]) == edges_[j]
-                                      ? a[j * na + (na > 1 ? i : 0)]
-                                      : A{};
+        out[i] = static_cast<int64_t>(arg[j * nb + (nb > 1 ? i : 0)]) == edge
+                     ? a[j * na + (na > 1 ? i : 0)]
+                     : A{};
+    }
   }
 
   // Not inlined: a call is cheap compared with a tile, and each copy takes seconds to compile.
   __attribute__((noinline)) void execute(bool invariant) {
     for (int i = 0; i < a_.num_instructions; ++i) {
       const Instruction& in = a_.instructions[i];
-      if (in.invariant != invariant)
+      if ((in.invariant && !targets_) != invariant)
         continue;
       const int to = a_.num_operands + i;
       registers_[to] = scratch_[to];
@@ -341,18 +341,18 @@ class Machine {
   }
 
   const ProgramArgs& a_;
-  const I* col_;
-  const I* eid_;
-  const I* rows_;
-  int64_t first_row_ = 0;  // the entry whose row is the first of them
-  int64_t num_rows_;
+  const int64_t* edges_ = nullptr;
+  const I* targets_ = nullptr;
+  int64_t first_ = 0;  // the entry that edges and targets begin with
+  int64_t last_ = 0;   // and the last one
+  int64_t at_ = 0;     // the first entry of the tile, counted from it
   Moving<I> moving_[kMaxOperands] = {};
   int num_moving_ = 0;
+  int num_others_ = 0;  // the others are before the operands of targets
   int columns_ = 0;
   int batch_ = 1;
   int count_ = 1;
   int64_t head_ = 0;
-  int64_t edges_[kTile];
   const A* registers_[kRegisters] = {};
   const I* index_[kMaxOperands] = {};
   bool wide_[kRegisters] = {};

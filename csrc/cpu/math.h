@@ -1,7 +1,7 @@
 // Elementary functions on vectors. Included once per instruction set.
 //
 // fp32: series with an error of at most 2 units in the last place over the whole range, infinities
-// and NaN included. fp64 calls the C library lane by lane: it is for tests, and need not be fast.
+// and NaN included. fp64 calls the C library lane by lane: tests use it, and need no speed.
 
 template <class A, class F>
 inline vec_t<A> each_lane(vec_t<A> x, F f) {
@@ -51,7 +51,7 @@ inline vec_t<double> vlog(vec_t<double> x) {
 inline vec_t<float> vlog(vec_t<float> x) {
   using V = vec_t<float>;
   using M = mask_t<float>;
-  const V given = x;
+  const V input = x;
   const M tiny = x < 1.17549435e-38f;
   x = tiny ? x * 8388608.0f : x;
   const M bits = as<M>(x);
@@ -69,9 +69,9 @@ inline vec_t<float> vlog(vec_t<float> x) {
   V y = s * 2.0f + s * z * p;
   y = (y - e * 2.12194440e-4f) + e * 0.693359375f;
   const float inf = std::numeric_limits<float>::infinity();
-  y = given == inf ? splat(inf) : y;
-  y = given == 0.0f ? splat(-inf) : y;
-  return (given < 0.0f) | (given != given) ? splat(std::numeric_limits<float>::quiet_NaN()) : y;
+  y = input == inf ? splat(inf) : y;
+  y = input == 0.0f ? splat(-inf) : y;
+  return (input < 0.0f) | (input != input) ? splat(std::numeric_limits<float>::quiet_NaN()) : y;
 }
 
 inline vec_t<double> vtanh(vec_t<double> x) {

@@ -1,7 +1,7 @@
 // The k largest elements of each row, by bisection on the bits of floats. Included once per
 // instruction set (see vec.h).
 //
-// The bits of floats as integers, with those of negative floats inverted, have the order of floats.
+// The bits of floats as integers, inverted if the float is negative, have the order of the floats.
 
 // Writes the keys of a row, padded with the smallest one; all NaN are equal and the largest, -0.0
 // equals 0.0.
@@ -101,12 +101,12 @@ inline void maxk_row(const MaxkArgs& a, int64_t row, typename Simd<acc_t<T>>::La
     if (count == a.k)
       break;
   }
-  // Of keys equal to it, those of the lowest columns.
+  // Among keys equal to the threshold, the lowest columns are taken.
   int64_t need = a.k - (low == most ? 0 : maxk_count<A>(keys, a.width, low + 1));
   T* values = static_cast<T*>(a.values) + row * a.k;
   C* indices = static_cast<C*>(a.indices) + row * a.k;
-  int64_t kept = 0;
-  for (int64_t block = 0; kept < a.k; block += L) {
+  int64_t stored = 0;
+  for (int64_t block = 0; stored < a.k; block += L) {
     uint32_t mask = maxk_mask<A>(keys + block, low);
 #if PYG_ACCEL_VEC_BYTES == 64
     if constexpr (std::is_same_v<T, float>) {
@@ -121,16 +121,16 @@ inline void maxk_row(const MaxkArgs& a, int64_t row, typename Simd<acc_t<T>>::La
       const int count = __builtin_popcount(chosen);
       const __mmask16 room = static_cast<__mmask16>((1u << count) - 1);
       const __m512 some = (__m512)load_n(x + block, n);
-      _mm512_mask_storeu_ps(values + kept, room, _mm512_maskz_compress_ps(chosen, some));
+      _mm512_mask_storeu_ps(values + stored, room, _mm512_maskz_compress_ps(chosen, some));
       const __m512i columns =
           _mm512_add_epi32(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15),
                            _mm512_set1_epi32(static_cast<int>(block)));
       const __m512i packed = _mm512_maskz_compress_epi32(chosen, columns);
       if constexpr (sizeof(C) == 1)
-        _mm512_mask_cvtepi32_storeu_epi8(indices + kept, room, packed);
+        _mm512_mask_cvtepi32_storeu_epi8(indices + stored, room, packed);
       else
-        _mm512_mask_cvtepi32_storeu_epi16(indices + kept, room, packed);
-      kept += count;
+        _mm512_mask_cvtepi32_storeu_epi16(indices + stored, room, packed);
+      stored += count;
       continue;
     }
 #endif
@@ -138,9 +138,9 @@ inline void maxk_row(const MaxkArgs& a, int64_t row, typename Simd<acc_t<T>>::La
       const int64_t c = block + __builtin_ctz(mask);
       if (keys[c] == low && need-- <= 0)
         continue;
-      values[kept] = x[c];
-      indices[kept] = static_cast<C>(c);
-      ++kept;
+      values[stored] = x[c];
+      indices[stored] = static_cast<C>(c);
+      ++stored;
     }
   }
 }

@@ -35,7 +35,7 @@ struct Relation : Neighbors {
   }
 };
 
-// The sampled nodes of a type; those from `begin` to `end` are the last hop's.
+// The sampled nodes of a type; nodes from `begin` to `end` are of the last hop.
 template <class I>
 struct NodeType {
   Positions<I> positions;
@@ -75,30 +75,30 @@ class NeighborSampler {
   }
 
   Sampled run() {
-    Sampled found;
+    Sampled sampled;
     for (NodeType<I>& type : types_)
-      found.sizes.push_back(type.end);
+      sampled.sizes.push_back(type.end);
     for (int64_t ell = 0; ell < request_.hops && fault_ == Fault::kNone; ++ell) {
       if (request_.induced && ell + 1 == request_.hops)
         restart();
       for (Relation<I>& r : relations_)
-        found.sizes.push_back(hop(r, ell));
+        sampled.sizes.push_back(hop(r, ell));
       for (NodeType<I>& type : types_) {
         type.begin = type.end;
         type.end = type.positions.size();
-        found.sizes.push_back(type.end - type.begin);
+        sampled.sizes.push_back(type.end - type.begin);
       }
     }
-    found.fault = fault_;
+    sampled.fault = fault_;
     for (const Relation<I>& r : relations_)
-      found.tensors.insert(found.tensors.end(), {r.sampled_row, r.sampled_col, r.sampled_edge});
+      sampled.tensors.insert(sampled.tensors.end(), {r.sampled_row, r.sampled_col, r.sampled_edge});
     for (const NodeType<I>& type : types_)
       for (const std::vector<I>* ids : {&type.positions.nodes(), &type.positions.batches()}) {
         Tensor out = new_result(request_.like, {static_cast<int64_t>(ids->size())});
         std::copy(ids->begin(), ids->end(), static_cast<I*>(out.mutable_data_ptr()));
-        found.tensors.push_back(out);
+        sampled.tensors.push_back(out);
       }
-    return found;
+    return sampled;
   }
 
  private:
@@ -201,7 +201,7 @@ class NeighborSampler {
     return request_.replace && eligible > 0 ? k : std::min(k, eligible);
   }
 
-  // Writes the `size` edges that are drawn from a range.
+  // Draws `size` edges from a range.
   void pick(const Relation<I>& r,
             EdgeRange range,
             int64_t k,

@@ -5,7 +5,7 @@ inline constexpr int kTile = 256;
 
 inline constexpr int kRegisters = kMaxOperands + kMaxInstructions;
 
-// The registers of a machine. Machines that run one after another may share them.
+// The registers of a machine. Machines that run one after another may share one scratch.
 template <class T, class I>
 struct Scratch {
   using A = acc_t<T>;
@@ -15,7 +15,7 @@ struct Scratch {
   alignas(64) I indices[kMaxOperands][kTile];
 };
 
-// Numbers of the entries from `begin` on, computed before: number n of entry k and head h is
+// Numbers of entry `begin` and later ones, computed before: number n of entry k and head h is
 // data[n * kStepNumbers + (k - begin) * heads + h].
 template <class A>
 struct Numbers {
@@ -24,7 +24,7 @@ struct Numbers {
   int64_t heads = 1;
 };
 
-// An operand of which each entry reads a different row.
+// An operand whose rows differ from entry to entry.
 template <class I>
 struct Moving {
   int number;

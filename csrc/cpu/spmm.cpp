@@ -128,10 +128,10 @@ Tensor scatter_arg(int64_t num_cols, const Tensor& grad, const Tensor& arg) {
   STD_TORCH_CHECK(is_double || grad.scalar_type() == ScalarType::Float,
                   "expected 'grad' to be float32 or float64");
   const Tensor whole = grad.is_contiguous() ? grad : torch::stable::contiguous(grad);
-  const FeatureRows found(whole);
+  const FeatureRows gradients(whole);
   const bool wide = is_wide(arg, "arg");
-  const int64_t rows = found.rows, columns = found.columns;
-  Tensor out = new_result(grad, found.shape(num_cols));
+  const int64_t rows = gradients.rows, columns = gradients.columns;
+  Tensor out = new_result(grad, gradients.shape(num_cols));
   torch::stable::zero_(out);
   const int64_t slice = is_double ? 8 : 16;  // a cache line: threads do not share one
   parallel_tasks((columns + slice - 1) / slice, rows * columns < kSerialElements, [&](int64_t i) {

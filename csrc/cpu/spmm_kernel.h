@@ -101,13 +101,6 @@ struct ChunkPlace {
   int count;
 };
 
-template <class I>
-inline I winner(const SpmmArgs& a, int64_t k) {
-  if (a.arg_is_col)
-    return static_cast<const I*>(a.csr.col)[k];
-  return a.csr.eid ? static_cast<const I*>(a.csr.eid)[k] : static_cast<I>(k);
-}
-
 // The accumulators and winners of a piece of a hub. One function for all kinds of chunks: inlined
 // into each, it would be a third of the code.
 template <class A>
@@ -164,9 +157,9 @@ inline void spmm_place(const SpmmArgs& a,
   // A later source block continues with the results of the earlier ones in `out`.
   const bool fresh = k0 == k_row || partial;
   // A maximum starts from the lowest value and the first entry, which wins if all are equal to it.
-  const bool found = Max && k1 > k0;
+  const bool nonempty = Max && k1 > k0;
   for (int i = 0; i < NV; ++i) {
-    chunk.acc[i] = found ? splat<A>(-std::numeric_limits<A>::infinity()) : V{};
+    chunk.acc[i] = nonempty ? splat<A>(-std::numeric_limits<A>::infinity()) : V{};
     if constexpr (std::is_same_v<T, A> && !Max) {
       if (!fresh)
         chunk.acc[i] = load_n(out + i * L, lanes(i));
@@ -196,7 +189,7 @@ inline void spmm_place(const SpmmArgs& a,
   }
 
   if constexpr (Max) {
-    if (found && a.reduce == Reduce::kMin) {
+    if (nonempty && a.reduce == Reduce::kMin) {
       for (int i = 0; i < NV; ++i) {
         M flipped = as<M>(chunk.acc[i]) ^ sign;
         chunk.acc[i] = as<V>(flipped);
@@ -218,7 +211,8 @@ inline void spmm_place(const SpmmArgs& a,
     I* arg = static_cast<I*>(a.arg) + row * columns + place.offset;
     for (int i = 0; i < NV; ++i)
       for (int j = 0; j < lanes(i); ++j)
-        arg[i * L + j] = found ? winner<I>(a, k_row + chunk.arg[i][j]) : I(-1);
+        arg[i * L + j] =
+            nonempty ? winner_of<I>(a.csr, a.arg_is_col, k_row + chunk.arg[i][j]) : I(-1);
   }
 }
 
@@ -372,32 +366,23 @@ void spmm_piece(const SpmmArgs& a, const Piece& piece, void* partial) {
   });
 }
 
-// Sums the pieces of a hub row in order, so the result does not depend on the number of threads.
+// Merges the pieces of a hub row in order, so the result does not depend on the number of threads.
 template <class T, class I>
 void spmm_combine(const SpmmArgs& a, int64_t row, void* partials, int64_t count) {
   using A = acc_t<T>;
   const int64_t columns = a.heads * a.width;
   const I* rowptr = static_cast<const I*>(a.csr.rowptr);
   const A degree = static_cast<A>(rowptr[row + 1] - rowptr[row]);
-  const A* sums = static_cast<const A*>(partials);
-  T* out = static_cast<T*>(a.out) + row * columns;
-  for (int64_t f = 0; f < columns; ++f) {
-    A best = sums[f];
-    int64_t piece = 0;
-    for (int64_t p = 1; p < count; ++p) {
-      const A value = sums[2 * p * columns + f];
-      if (a.reduce == Reduce::kSum || a.reduce == Reduce::kMean) {
-        best += value;
-      } else if (value != value || (a.reduce == Reduce::kMax ? value > best : value < best)) {
-        best = value;
-        piece = p;
-      }
-    }
-    out[f] = from_acc<T>(a.reduce == Reduce::kMean ? best / degree : best);
-    if (a.arg) {
-      const auto* slots =
-          reinterpret_cast<const typename Simd<A>::Lane*>(sums + (2 * piece + 1) * columns);
-      static_cast<I*>(a.arg)[row * columns + f] = winner<I>(a, rowptr[row] + slots[f]);
-    }
+  A* sums = static_cast<A*>(partials);
+  A* slots = a.arg ? sums + columns : nullptr;
+  for (int64_t p = 1; p < count; ++p) {
+    const A* piece = sums + 2 * p * columns;
+    merge_parts<A>(a.reduce, columns, sums, slots, piece, piece + columns);
   }
+  T* out = static_cast<T*>(a.out) + row * columns;
+  for (int64_t f = 0; f < columns; ++f)
+    out[f] = from_acc<T>(a.reduce == Reduce::kMean ? sums[f] / degree : sums[f]);
+  if (a.arg)
+    store_winners<I>(a.csr, a.arg_is_col, rowptr[row], slots, columns,
+                     static_cast<I*>(a.arg) + row * columns);
 }

@@ -1,9 +1,11 @@
-// Attention, its gradient, and several formulas at once (stages.h).
+// Binary-reduce of any message formulas, attention and its gradient (stages.h).
 #include "stages.h"
 
 #include "config.h"
 #include "program.h"
 #include "schedule.h"
+
+#include <limits>
 
 namespace pyg_accel {
 namespace {
@@ -17,6 +19,19 @@ struct Recipe {
   const std::vector<int64_t>& code;
   DType dtype;
   int64_t heads;  // of all
+  bool want_arg;
+  bool arg_is_col;
+  int64_t scores;
+};
+
+constexpr int64_t kAllColumns = std::numeric_limits<int64_t>::max();
+
+// Heads and columns of a pass; a block of less than all columns has one head.
+struct Block {
+  int64_t head;
+  int64_t heads;
+  int64_t column;
+  int64_t columns;
 };
 
 // Reads integers one after another.
@@ -43,45 +58,37 @@ class Reader {
   int64_t at_ = 0;
 };
 
-// Heads [begin, begin + heads) of an operand. For the program that computes numbers from numbers,
-// heads are columns.
+// A block of an operand. For the program that computes numbers from numbers, heads are columns.
 Operand operand_at(const Recipe& recipe,
                    int64_t number,
-                   int64_t begin,
-                   int64_t heads,
+                   const Block& block,
                    int64_t width,
                    bool narrow) {
-  const int64_t known = static_cast<int64_t>(recipe.operands.size());
-  STD_TORCH_CHECK(number >= 0 && number < known + kMaxNumbers, "there is no such operand");
-  if (number >= known)
-    return Operand{nullptr, number - known, Operand::kNumber, true, narrow && heads > 1, false};
+  const int64_t num_tensors = static_cast<int64_t>(recipe.operands.size());
+  STD_TORCH_CHECK(number >= 0 && number < num_tensors + kMaxNumbers, "there is no such operand");
+  if (number >= num_tensors)
+    return Operand{nullptr, number - num_tensors,      Operand::kNumber,
+                   true,    narrow && block.heads > 1, false};
   const Tensor& t = recipe.operands[number];
   Operand operand = operand_of(t, recipe.sides[number], recipe.dtype, recipe.heads, width);
-  STD_TORCH_CHECK(!operand.index, "expected operands to be features");
-  if (t.size(1) > 1)
-    operand.data =
-        static_cast<const char*>(operand.data) + begin * t.size(2) * element_bytes(t.scalar_type());
+  const int64_t skipped =
+      (t.size(1) > 1 ? block.head * t.size(2) : 0) + (operand.wide ? block.column : 0);
+  operand.data = static_cast<const char*>(operand.data) + skipped * element_bytes(t.scalar_type());
   if (narrow) {
     operand.per_head = false;
-    operand.wide = t.size(1) > 1 && heads > 1;
+    operand.wide = t.size(1) > 1 && block.heads > 1;
   }
   return operand;
 }
 
-ProgramArgs read_program(Reader& reader,
-                         const Recipe& recipe,
-                         const Csr& csr,
-                         int64_t begin,
-                         int64_t heads,
-                         bool narrow) {
+ProgramArgs read_program(Reader& reader, const Recipe& recipe, const Block& block, bool narrow) {
   ProgramArgs args{};
-  args.csr = csr;
   const int64_t width = reader.next();
-  args.heads = narrow ? 1 : heads;
-  args.width = narrow ? heads : width;
+  args.heads = narrow ? 1 : block.heads;
+  args.width = narrow ? block.heads : std::min(width, block.columns);
   args.num_operands = reader.count(kMaxOperands);
   for (int i = 0; i < args.num_operands; ++i)
-    args.operands[i] = operand_at(recipe, reader.next(), begin, heads, width, narrow);
+    args.operands[i] = operand_at(recipe, reader.next(), block, width, narrow);
   const int64_t fields = reader.next();
   set_instructions(args, reader.take(fields), fields);
   args.num_results = reader.count(kMaxResults);
@@ -91,7 +98,6 @@ ProgramArgs read_program(Reader& reader,
         args.results[i] >= 0 && args.results[i] < args.num_operands + args.num_instructions,
         "a result must have been computed");
   }
-  args.result = args.num_results > 0 ? args.results[0] : 0;
   return args;
 }
 
@@ -112,10 +118,9 @@ bool flatten(ProgramArgs& program) {
   return true;
 }
 
-// Lets a program with entries of several rows compute everything for each entry.
-void vary(ProgramArgs& program) {
-  for (int i = 0; i < program.num_instructions; ++i)
-    program.instructions[i].invariant = false;
+template <class F>
+bool any_operand(const ProgramArgs& program, F test) {
+  return std::any_of(program.operands, program.operands + program.num_operands, test);
 }
 
 bool moves(const Operand& operand) {
@@ -129,62 +134,154 @@ bool is_dot(const ProgramArgs& program) {
          program.operands[1].wide && program.instructions[0].a != program.instructions[0].b;
 }
 
-StagesArgs read_stages(const Recipe& recipe, const Csr& csr, int64_t begin, int64_t heads) {
+bool is_extreme(Reduce reduce) {
+  return reduce == Reduce::kMax || reduce == Reduce::kMin;
+}
+
+Output read_output(Reader& reader, const Recipe& recipe, const Block& block, StagesArgs& args) {
+  Output output{};
+  output.reduce = static_cast<Reduce>(reader.count(static_cast<int>(Reduce::kNone)));
+  output.width = std::min(reader.next(), block.columns);
+  STD_TORCH_CHECK(recipe.scores < 0 || output.reduce == Reduce::kSum,
+                  "a softmax multiplies what is summed");
+  args.product |= output.reduce == Reduce::kProd;
+  const bool slots = recipe.want_arg && is_extreme(output.reduce);
+  const int64_t size = output.reduce == Reduce::kNone ? 0 : block.heads * output.width;
+  output.place = args.accumulators;
+  output.slots = slots ? args.accumulators + size : -1;
+  args.accumulators += slots ? 2 * size : size;
+  return output;
+}
+
+Term read_term(Reader& reader, const Recipe& recipe, const Block& block, const StagesArgs& args) {
+  Term term{};
+  term.output = reader.count(args.num_outputs - 1);
+  term.num_outputs = reader.count(args.num_outputs - term.output);
+  term.first = true;
+  for (int t = 0; t < args.num_terms; ++t)
+    term.first = term.first && args.terms[t].output != term.output;
+  term.coefficient = static_cast<int>(reader.next());
+  term.program = read_program(reader, recipe, block, false);
+  const Operand& operand = term.program.operands[0];
+  STD_TORCH_CHECK(term.coefficient < kMaxNumbers && (term.coefficient >= 0 || recipe.scores >= 0 ||
+                                                     term.program.num_operands > 0),
+                  "there is no such number");
+  const Reduce reduce = args.outputs[term.output].reduce;
+  const bool adds = reduce == Reduce::kSum || reduce == Reduce::kMean;
+  term.plain = term.program.num_operands == 1 && term.program.num_instructions == 0 &&
+               operand.wide && moves(operand) && adds && term.num_outputs == 1;
+  for (int s = 0; term.plain && s < args.num_sums; ++s)
+    term.fetched |=
+        any_operand(args.sums[s].program, [&](const Operand& o) { return o.data == operand.data; });
+  term.flat = !term.plain && flatten(term.program);
+  return term;
+}
+
+StagesArgs read_stages(const Recipe& recipe, const Csr& csr, const Block& block) {
   Reader reader(recipe.code);
   StagesArgs args{};
   args.csr = csr;
-  args.heads = heads;
+  args.heads = block.heads;
+  args.arg_is_col = recipe.arg_is_col;
+  args.scores = static_cast<int>(recipe.scores);
   args.num_sums = reader.count(kMaxSums);
   for (int i = 0; i < args.num_sums; ++i) {
     WideSum& sum = args.sums[i];
-    sum.program = read_program(reader, recipe, csr, begin, heads, false);
-    sum.a = is_dot(sum.program) ? 0 : -1;
-    sum.b = 1;
+    sum.program = read_program(reader, recipe, block, false);
+    sum.dot = is_dot(sum.program);
     sum.width = sum.program.width;
-    sum.flat = sum.a < 0 && flatten(sum.program);
-    vary(sum.program);
+    sum.flat = !sum.dot && flatten(sum.program);
   }
-  args.narrow = read_program(reader, recipe, csr, begin, heads, true);
-  vary(args.narrow);
+  args.narrow = read_program(reader, recipe, block, true);
   args.num_outputs = reader.count(kMaxOutputs);
-  for (int i = 0; i < args.num_outputs; ++i) {
-    args.outputs[i].width = reader.next();
-    args.outputs[i].place = args.accumulators;
-    args.accumulators += heads * args.outputs[i].width;
-  }
-  args.accumulators += 2 * heads;
-  args.num_terms = reader.count(kMaxTerms);
+  for (int i = 0; i < args.num_outputs; ++i)
+    args.outputs[i] = read_output(reader, recipe, block, args);
+  args.accumulators += recipe.scores >= 0 ? 2 * block.heads : 0;
+  const int num_terms = reader.count(kMaxTerms);
+  for (; args.num_terms < num_terms; ++args.num_terms)
+    args.terms[args.num_terms] = read_term(reader, recipe, block, args);
+  for (int i = 0; i < args.num_outputs; ++i)
+    args.reads_edges |= args.outputs[i].reduce == Reduce::kNone;
+  const auto reads_edges = [](const Operand& o) { return o.side == Operand::kEdge || o.index; };
+  bool rereads = false;
+  for (int i = 0; i < args.num_sums; ++i)
+    args.reads_edges |= any_operand(args.sums[i].program, reads_edges);
   for (int i = 0; i < args.num_terms; ++i) {
-    Term& term = args.terms[i];
-    term.output = reader.count(args.num_outputs - 1);
-    term.coefficient = static_cast<int>(reader.next());
-    STD_TORCH_CHECK(term.coefficient < kMaxNumbers, "there is no such number");
-    term.program = read_program(reader, recipe, csr, begin, heads, false);
-    const bool plain = term.program.num_operands == 1 && term.program.num_instructions == 0 &&
-                       term.program.operands[0].wide && moves(term.program.operands[0]);
-    term.plain = plain ? 0 : -1;
-    for (int s = 0; plain && s < args.num_sums; ++s)
-      for (int o = 0; o < args.sums[s].program.num_operands; ++o)
-        term.fetched |= args.sums[s].program.operands[o].data == term.program.operands[0].data;
-    term.flat = !plain && flatten(term.program);
+    args.reads_edges |= any_operand(args.terms[i].program, reads_edges);
+    rereads |= args.num_sums > 0 && args.terms[i].program.num_operands > 0;
   }
-  args.num_stores = reader.count(kMaxStores);
-  for (int i = 0; i < args.num_stores; ++i)
-    args.stores[i].number = reader.count(kMaxNumbers - 1);
+  args.reads_edges |= any_operand(args.narrow, reads_edges);
+  // By all heads, so that the order of additions does not depend on the heads of a pass.
+  args.step_entries = std::min(rereads ? kStepEntriesOfSums : kStepEntries,
+                               kStepNumbers / std::min(recipe.heads, kMaxStepHeads));
+  args.step_rows = std::clamp<int64_t>(kStepAccumulators / std::max<int64_t>(1, args.accumulators),
+                                       1, kMaxStepRows);
   return args;
 }
 
-// Heads per pass: as many as a step has room for, or by the configured width of blocks. Fewer
-// heads, to fit a cache, would mean to read all numbers again.
-int64_t heads_at_a_time(const StagesArgs& args) {
-  const int64_t block = current_config().block_width;
+int64_t widest_output(const StagesArgs& args) {
   int64_t width = 1;
   for (int i = 0; i < args.num_outputs; ++i)
     width = std::max(width, args.outputs[i].width);
+  return width;
+}
+
+// The heads of a pass: as many as a step has room for, or by the configured width of blocks. Fewer
+// heads, to fit a cache, would mean to read all numbers again. The columns of a pass over a single
+// head: as many as let the source features fit the cache; sums over the width need them all.
+Block first_block(const StagesArgs& args, const Csr& csr, int64_t element) {
+  int64_t width = widest_output(args), sources = 0;
+  bool divisible = args.heads == 1 && args.num_sums == 0 && args.scores < 0;
+  for (int i = 0; i < args.num_outputs; ++i)
+    divisible = divisible && args.outputs[i].width == width;
   for (int i = 0; i < args.num_sums; ++i)
     width = std::max(width, args.sums[i].width);
-  const int64_t most = block > 0 ? std::max<int64_t>(1, block / width) : kMaxStepHeads;
-  return std::min({args.heads, most, kMaxStepHeads});
+  for (int t = 0; t < args.num_terms; ++t) {
+    const ProgramArgs& program = args.terms[t].program;
+    sources += std::count_if(program.operands, program.operands + program.num_operands,
+                             [](const Operand& o) { return o.side == Operand::kSource && o.wide; });
+  }
+  const int64_t configured = current_config().block_width;
+  const int64_t most = configured > 0 ? std::max<int64_t>(1, configured / width) : kMaxStepHeads;
+  Block block{0, std::min({args.heads, most, kMaxStepHeads}), 0, kAllColumns};
+  if (divisible && sources > 0) {
+    const int64_t columns = choose_blocking(csr, sources, width, element, false).width;
+    block.columns = columns < width ? columns : kAllColumns;
+  }
+  return block;
+}
+
+// The ends of every edge, in the order of the edge list.
+template <class I>
+struct EdgeList {
+  std::vector<I> rows, cols;
+
+  explicit EdgeList(const Csr& csr) : rows(csr.num_entries), cols(csr.num_entries) {
+    const I* rowptr = static_cast<const I*>(csr.rowptr);
+    const I* col = static_cast<const I*>(csr.col);
+    const I* eid = static_cast<const I*>(csr.eid);
+    for (int64_t row = 0; row < csr.num_rows; ++row) {
+      for (int64_t k = rowptr[row]; k < rowptr[row + 1]; ++k) {
+        rows[eid[k]] = static_cast<I>(row);
+        cols[eid[k]] = col[k];
+      }
+    }
+  }
+};
+
+// Whether nothing is reduced, and rows of features are in the order of the edge list: reading and
+// writing them in this order is faster than by rows of the graph, at random.
+bool is_list(const StagesArgs& args) {
+  bool wide = false;
+  for (int i = 0; i < args.num_outputs; ++i) {
+    if (args.outputs[i].reduce != Reduce::kNone)
+      return false;
+    wide |= args.outputs[i].width > 1;
+  }
+  for (int i = 0; i < args.num_sums; ++i)
+    wide |= any_operand(args.sums[i].program,
+                        [](const Operand& o) { return o.side == Operand::kEdge && o.wide; });
+  return wide && args.csr.eid;
 }
 
 void* advance(const Tensor& t, int64_t elements) {
@@ -192,68 +289,114 @@ void* advance(const Tensor& t, int64_t elements) {
   return static_cast<char*>(t.mutable_data_ptr()) + elements * bytes;
 }
 
-// Returns the outputs [rows, H, width], the stores [edges, H], and the logarithms of the sums of
-// exponentials [rows, H] if `scores` names a number.
+using StagesRows = void (*)(const StagesArgs&, const Range&, void*);
+
+template <class I>
+void run_list(StagesArgs args, StagesRows run) {
+  const EdgeList<I> list(args.csr);
+  args.csr.col = list.cols.data();
+  args.csr.eid = nullptr;
+  args.rows = list.rows.data();
+  const int64_t columns = args.heads * widest_output(args);
+  const int64_t edges = args.csr.num_entries;
+  const bool serial = edges * columns < kSerialElements;
+  const int64_t tasks = serial ? 1 : torch::stable::get_num_threads() * 16;
+  parallel_tasks(tasks, serial, [&](int64_t i) {
+    run(args, Range{edges * i / tasks, edges * (i + 1) / tasks, 0, 0}, nullptr);
+  });
+}
+
+void run_pass(const StagesArgs& args, const Kernels& table, int64_t element) {
+  const Csr& csr = args.csr;
+  const auto run = table.stages_rows[csr.wide];
+  if (is_list(args))
+    return csr.wide ? run_list<int64_t>(args, run) : run_list<int32_t>(args, run);
+  const int64_t bytes = args.accumulators * element;
+  const int64_t columns = std::max(args.accumulators, args.heads * widest_output(args));
+  parallel_rows(csr, columns, [&](int64_t row_begin, int64_t row_end) {
+    std::vector<double> scratch((std::max<int64_t>(2, args.step_rows) * bytes + 7) / 8);
+    run(args, Range{row_begin, row_end, 0, 0}, scratch.data());
+  });
+  reduce_hubs(args, 2 * bytes, table.stages_piece[csr.wide], table.stages_combine[csr.wide]);
+}
+
+// Points a pass to the block of its results and of the numbers of sources.
+void place_results(StagesArgs& args,
+                   const Block& block,
+                   const std::vector<Tensor>& results,
+                   const std::vector<Tensor>& source_numbers) {
+  args.num_source_numbers = static_cast<int>(source_numbers.size());
+  for (int i = 0; i < args.num_source_numbers; ++i)
+    args.source_numbers[i] = advance(source_numbers[i], block.head);
+  int winners = args.num_outputs;
+  for (int i = 0; i < args.num_outputs; ++i) {
+    Output& output = args.outputs[i];
+    const int64_t heads = results[i].size(1), width = results[i].size(2);
+    const int64_t first = block.head * width + block.column;
+    output.stride = heads * width;
+    output.data = advance(results[i], first);
+    if (output.slots >= 0)
+      output.winners = advance(results[winners++], first);
+    args.log_sums_stride = args.source_numbers_stride = heads;
+  }
+  if (args.scores >= 0)
+    args.log_sums = advance(results.back(), block.head);
+}
+
+// Returns the outputs: [rows, H, width], or [edges, H, width] without a reduction; then, if
+// `want_arg`, the winners of each maximum and minimum; then the logarithms of the sums of
+// exponentials [rows, H] if `scores` names a number. `source_numbers` are [num_cols, H].
 std::vector<Tensor> stages(const Tensor& rowptr,
                            const Tensor& col,
                            const std::optional<Tensor>& eid,
                            int64_t num_cols,
                            const std::vector<int64_t>& sides,
-                           const std::vector<Tensor>& given,
+                           const std::vector<Tensor>& source_numbers,
                            const std::vector<int64_t>& code,
                            int64_t heads,
                            int64_t scores,
+                           bool want_arg,
+                           bool arg_is_col,
                            const std::vector<Tensor>& operands) {
-  STD_TORCH_CHECK(!operands.empty() && heads > 0, "expected operands and heads");
-  const Tensor& like = operands[0];
-  const DType dtype = dtype_of(like);
+  const auto like = std::find_if_not(operands.begin(), operands.end(), is_index);
+  STD_TORCH_CHECK(like != operands.end() && heads > 0, "expected operands and heads");
+  const DType dtype = dtype_of(*like);
   const ScalarType wide = dtype == DType::kDouble ? ScalarType::Double : ScalarType::Float;
   const Csr csr = csr_of(rowptr, col, eid, num_cols, false);
   check_sides(csr, operands, sides);
-  STD_TORCH_CHECK(given.size() <= kMaxGiven && scores < kMaxNumbers, "too many numbers");
-  for (const Tensor& t : given)
+  STD_TORCH_CHECK(source_numbers.size() <= kMaxSourceNumbers && scores < kMaxNumbers,
+                  "too many numbers");
+  for (const Tensor& t : source_numbers)
     STD_TORCH_CHECK(
         t.is_cpu() && t.is_contiguous() && t.scalar_type() == wide && t.numel() == num_cols * heads,
-        "expected given numbers [num_cols, H], as wide as sums are");
-  const Recipe recipe{operands, sides, code, dtype, heads};
+        "expected numbers [num_cols, H] in the precision of sums");
+  const Recipe recipe{operands, sides, code, dtype, heads, want_arg, arg_is_col, scores};
 
-  const StagesArgs whole = read_stages(recipe, csr, 0, heads);
+  StagesArgs args = read_stages(recipe, csr, {0, heads, 0, kAllColumns});
   std::vector<Tensor> results;
-  for (int i = 0; i < whole.num_outputs; ++i)
-    results.push_back(new_result(like, {csr.num_rows, heads, whole.outputs[i].width}));
-  for (int i = 0; i < whole.num_stores; ++i)
-    results.push_back(new_result(like, {csr.num_entries, heads}));
+  for (int i = 0; i < args.num_outputs; ++i) {
+    const Output& output = args.outputs[i];
+    const int64_t rows = output.reduce == Reduce::kNone ? csr.num_entries : csr.num_rows;
+    results.push_back(new_result(*like, {rows, heads, output.width}));
+  }
+  for (int i = 0; want_arg && i < args.num_outputs; ++i)
+    if (is_extreme(args.outputs[i].reduce))
+      results.push_back(new_result(rowptr, {csr.num_rows, heads, args.outputs[i].width}));
   if (scores >= 0)
-    results.push_back(new_result(like, {csr.num_rows, heads}, wide));
+    results.push_back(new_result(*like, {csr.num_rows, heads}, wide));
 
-  const Kernels& table = kernels(dtype);
-  const int64_t pass = heads_at_a_time(whole);
-  for (int64_t begin = 0; begin < heads; begin += pass) {
-    StagesArgs args = read_stages(recipe, csr, begin, std::min(pass, heads - begin));
-    args.num_given = static_cast<int>(given.size());
-    args.given_stride = heads;
-    for (int i = 0; i < args.num_given; ++i)
-      args.given[i] =
-          static_cast<const char*>(given[i].const_data_ptr()) + begin * element_bytes(wide);
-    for (int i = 0; i < args.num_outputs; ++i) {
-      Output& output = args.outputs[i];
-      output.stride = heads * output.width;
-      output.data = advance(results[i], begin * output.width);
+  const Block pass = first_block(args, csr, element_bytes(like->scalar_type()));
+  const int64_t width = pass.columns == kAllColumns ? 1 : widest_output(args);
+  for (int64_t h = 0; h < heads; h += pass.heads) {
+    for (int64_t f = 0; f < width; f += std::min(width, pass.columns)) {
+      Block block{h, std::min(pass.heads, heads - h), f, pass.columns};
+      if (pass.columns != kAllColumns)
+        block.columns = std::min(pass.columns, width - f);
+      if (pass.columns != kAllColumns || pass.heads < heads)
+        args = read_stages(recipe, csr, block);
+      place_results(args, block, results, source_numbers);
+      run_pass(args, kernels(dtype), element_bytes(wide));
     }
-    for (int i = 0; i < args.num_stores; ++i) {
-      args.stores[i].stride = heads;
-      args.stores[i].data = advance(results[args.num_outputs + i], begin);
-    }
-    args.scores = static_cast<int>(scores);
-    args.totals_stride = heads;
-    if (scores >= 0)
-      args.totals = advance(results.back(), begin);
-    const int64_t bytes = args.accumulators * element_bytes(wide);
-    parallel_rows(csr, args.accumulators, [&](int64_t row_begin, int64_t row_end) {
-      std::vector<double> scratch((bytes + 7) / 8);
-      table.stages_rows[csr.wide](args, Range{row_begin, row_end, 0, 0}, scratch.data());
-    });
-    reduce_hubs(args, bytes, table.stages_piece[csr.wide], table.stages_combine[csr.wide]);
   }
   return results;
 }

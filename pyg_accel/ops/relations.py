@@ -15,11 +15,9 @@ __all__ = [
     "Relations",
     "graph_of_pairs",
     "multiply_pairs",
-    "multiply_relations",
     "pairs_of",
     "relational_spmm",
     "stack_relations",
-    "sums_of_relations",
 ]
 
 
@@ -174,29 +172,11 @@ def relational_spmm(
     Returns:
         [num targets, H].
     """
-    summed: Tensor = spmm(relations.out, sums_of_relations(relations, x, weight, reduce=reduce))
-    return summed
-
-
-def sums_of_relations(
-    relations: Relations, x: Tensor, weight: Tensor, *, reduce: str = "sum"
-) -> Tensor:
-    """Compute :func:`relational_spmm` without the sum over relations: [P, H]."""
-    return multiply_relations(relations, spmm(relations.into, x, reduce=reduce), weight)
-
-
-def multiply_relations(relations: Relations, rows: Tensor, weight: Tensor) -> Tensor:
-    """Multiply the rows of each relation by its matrix.
-
-    Args:
-        relations: of :func:`stack_relations`.
-        rows: [P, F], one for each pair of a relation and a target.
-        weight: [R, F, H], or [R, B, F / B, H / B] for blocks on a diagonal.
-
-    Returns:
-        [P, H].
-    """
+    rows = spmm(relations.into, x, reduce=reduce)
     if weight.dim() == 3:
-        return segment_matmul(rows, relations.ptr, weight)
-    parts = zip(rows.chunk(weight.size(1), dim=1), weight.unbind(1), strict=True)
-    return torch.cat([segment_matmul(part, relations.ptr, w) for part, w in parts], dim=1)
+        rows = segment_matmul(rows, relations.ptr, weight)
+    else:
+        parts = zip(rows.chunk(weight.size(1), dim=1), weight.unbind(1), strict=True)
+        rows = torch.cat([segment_matmul(part, relations.ptr, w) for part, w in parts], dim=1)
+    summed: Tensor = spmm(relations.out, rows)
+    return summed

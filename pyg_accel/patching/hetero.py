@@ -2,15 +2,16 @@
 
 It calls a layer for each relation, and a hundred relations are a hundred calls too small to be
 worth a kernel. Where all of them are SAGEConv or GraphConv of one shape, the graphs of all
-relations are stacked and aggregated over at once, with a row for each pair of a relation and a
-target, and each row is multiplied by the matrix of its relation.
+relations into a type of nodes are stacked and aggregated over at once, with a row for each pair of
+a relation and a target, and each row is multiplied by the matrix of its relation. Types of targets
+stay apart: one that nobody reads has no backward pass, and its weights no gradients, as in PyG.
 """
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -19,12 +20,13 @@ from torch_geometric.nn import GraphConv, HeteroConv, SAGEConv
 from torch_geometric.nn.conv.hetero_conv import group
 from torch_geometric.nn.dense import Linear
 
-from pyg_accel.costs import Work, work_of
+from pyg_accel.costs import OF_TARGETS, Work, relational_work
 from pyg_accel.formula import Computation, Operand
 from pyg_accel.graph import for_autograd
 from pyg_accel.graph.derived import derived, find
 from pyg_accel.machine import is_captured
-from pyg_accel.ops.relations import Relations, stack_relations, sums_of_relations
+from pyg_accel.ops.relations import Relations, relational_spmm, stack_relations
+from pyg_accel.ops.segment_matmul import segment_matmul
 from pyg_accel.ops.spmm import spmm
 from pyg_accel.patching import gate
 from pyg_accel.patching.reasons import (
@@ -69,7 +71,7 @@ def forward(original: Callable[..., Any], self: HeteroConv, *args: Any, **kwargs
     if not (isinstance(xs, dict) and isinstance(edges, dict)):
         return original(self, *args)
     judged = _judged.get(self)  # most calls that are too small are like an earlier one
-    if judged is not None and _too_small(self, edges, *judged):
+    if judged is not None and _too_small(self, xs, edges, *judged):
         return original(self, *args)
     layers: dict[Any, Any] = {key: conv for key, conv in self.convs.items() if key in edges}
     if len(layers) < 2 or not all(takes_part(conv) for conv in layers.values()):
@@ -103,20 +105,25 @@ def _parts_of(conv: Any) -> Parts | None:
     return Parts(reduce, linear, root) if linears[-1].weight.size(1) == weight.size(1) else None
 
 
+def _by_target(parts: dict[EdgeType, Parts]) -> dict[str, dict[EdgeType, Parts]]:
+    """The layers of the relations into each type of nodes."""
+    apart: dict[str, dict[EdgeType, Parts]] = {}
+    for key, part in parts.items():
+        apart.setdefault(key[-1], {})[key] = part
+    return apart
+
+
 def _stacking(
-    parts: dict[EdgeType, Parts], xs: dict[str, Tensor], edges: dict[EdgeType, Tensor]
-) -> tuple[list[Tensor], dict[str, Any]]:
-    """The arguments of :func:`_stack`: the graphs, and what else tells their stack apart."""
-    types = _types_of(parts)
+    relations: Sequence[EdgeType], xs: dict[str, Tensor], edges: dict[EdgeType, Tensor]
+) -> tuple[list[str], list[Tensor], dict[str, Any]]:
+    """Types of sources, and the arguments of :func:`_stack`: graphs, and what else it reads."""
+    sources = list(dict.fromkeys(key[0] for key in relations))
     how = {
-        "sizes": tuple(xs[name].size(0) for name in types),
-        "ends": tuple((types.index(key[0]), types.index(key[-1])) for key in parts),
+        "sizes": tuple(xs[name].size(0) for name in sources),
+        "ends": tuple(sources.index(key[0]) for key in relations),
+        "targets": xs[relations[0][-1]].size(0),
     }
-    return [edges[key] for key in parts], how
-
-
-def _types_of(parts: dict[EdgeType, Parts]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(name for key in parts for name in (key[0], key[-1])))
+    return sources, [edges[key] for key in relations], how
 
 
 def _stacked(
@@ -125,10 +132,13 @@ def _stacked(
     """Make the calls of all layers at once."""
     xs, edges = call.args
     self: Any = call.owner
-    graphs, how = _stacking(parts, xs, edges)
-    key, make = ("relations", *how.values()), for_autograd(partial(_stack, *graphs, **how))
-    relations: Relations = derived(graphs, key, make)
-    out = _all_at_once(parts, relations, {name: xs[name] for name in _types_of(parts)}, self.aggr)
+    out = {}
+    for name, mine in _by_target(parts).items():
+        sources, graphs, how = _stacking(list(mine), xs, edges)
+        key, make = ("relations", *how.values()), for_autograd(partial(_stack, *graphs, **how))
+        relations: Relations = derived(graphs, key, make)
+        x = torch.cat([xs[source] for source in sources]) if sources[1:] else xs[sources[0]]
+        out[name] = _into_target(list(mine.values()), relations, x, xs[name], self.aggr)
     return out, [_computed_by(parts)]
 
 
@@ -137,72 +147,52 @@ def _computed_by(parts: dict[EdgeType, Parts]) -> Computation:
     return Computation(Operand("u", 0), (reduce,), relations=len(parts))
 
 
-def _all_at_once(
-    parts: dict[EdgeType, Parts],
-    relations: Relations,
-    xs: dict[str, Tensor],
-    aggr: str | None,
-) -> dict[str, Tensor]:
-    """Make the calls of all layers; ``xs`` are in the order of the nodes of ``relations``."""
-    weight = torch.stack([part.linear.weight.t() for part in parts.values()])
-    reduce = next(iter(parts.values())).reduce
-    rows = sums_of_relations(relations, torch.cat(list(xs.values())), weight, reduce=reduce)
+def _into_target(
+    parts: list[Parts], relations: Relations, source: Tensor, target: Tensor, aggr: str | None
+) -> Tensor:
+    """Make the calls of all layers into a type of nodes."""
+    weight = torch.stack([part.linear.weight.t() for part in parts])
     if aggr not in ("sum", "mean"):
-        return _grouped(parts, relations, rows, xs, aggr)
-    sizes = [features.size(0) for features in xs.values()]
-    sums = dict(zip(xs, spmm(relations.out, rows).split(sizes), strict=True))
-    out = {}
-    for name in dict.fromkeys(key[-1] for key in parts):
-        mine = [part for key, part in parts.items() if key[-1] == name]
-        result = sums[name]
-        if roots := [part.root.weight for part in mine if part.root is not None]:
-            result = result + xs[name] @ torch.stack(roots).sum(0).t()
-        if biases := [part.linear.bias for part in mine if part.linear.bias is not None]:
-            result = result + torch.stack(biases).sum(0)
-        out[name] = result / len(mine) if aggr == "mean" else result
-    return out
+        rows = spmm(relations.into, source, reduce=parts[0].reduce)
+        rows = segment_matmul(rows, relations.ptr, weight)
+        return cast("Tensor", group(_apart(parts, relations, rows, target), aggr))
+    result = relational_spmm(relations, source, weight, reduce=parts[0].reduce)
+    if roots := [part.root.weight for part in parts if part.root is not None]:
+        result = result + target @ torch.stack(roots).sum(0).t()
+    if biases := [part.linear.bias for part in parts if part.linear.bias is not None]:
+        result = result + torch.stack(biases).sum(0)
+    return result / len(parts) if aggr == "mean" else result
 
 
-def _grouped(
-    parts: dict[EdgeType, Parts],
-    relations: Relations,
-    rows: Tensor,
-    xs: dict[str, Tensor],
-    aggr: str | None,
-) -> dict[str, Tensor]:
-    """Reduce over relations as PyG does, from the result of every layer."""
-    begin = dict(zip(xs, accumulate([x.size(0) for x in xs.values()], initial=0), strict=False))
+def _apart(parts: list[Parts], relations: Relations, rows: Tensor, target: Tensor) -> list[Tensor]:
+    """The result of every layer, which PyG reduces."""
     counts = relations.ptr.diff().tolist()
     nodes = relations.out.transposed().col.long()  # of every pair, which has one
-    results: dict[str, list[Tensor]] = {}
-    for (key, part), own, ids in zip(
-        parts.items(), rows.split(counts), nodes.split(counts), strict=True
-    ):
-        x = xs[key[-1]]
-        result = own.new_zeros(x.size(0), own.size(1)).index_copy(0, ids - begin[key[-1]], own)
+    results = []
+    for part, own, ids in zip(parts, rows.split(counts), nodes.split(counts), strict=True):
+        result = own.new_zeros(target.size(0), own.size(1)).index_copy(0, ids, own)
         if part.root is not None:
-            result = result + x @ part.root.weight.t()
+            result = result + target @ part.root.weight.t()
         if part.linear.bias is not None:
             result = result + part.linear.bias
-        results.setdefault(key[-1], []).append(result)
-    reduced = ((name, group(found, aggr)) for name, found in results.items())
-    return {name: out for name, out in reduced if out is not None}  # it is None of no layers
+        results.append(result)
+    return results
 
 
-def _stack(*edges: Tensor, sizes: tuple[int, ...], ends: tuple[tuple[int, int], ...]) -> Relations:
-    """Stack the graphs of relations between types of nodes: those of a type follow one another."""
+def _stack(
+    *edges: Tensor, sizes: tuple[int, ...], ends: tuple[int, ...], targets: int
+) -> Relations:
+    """Stack the graphs of relations into a type of nodes; types of sources follow one another."""
     device = edges[0].device
     counts = torch.tensor([ei.size(1) for ei in edges], device=device)
     relation = torch.repeat_interleave(torch.arange(len(edges), device=device), counts)
     *first, total = accumulate(sizes, initial=0)
-    moved = []
-    for side, ids in enumerate(torch.cat(edges, dim=1).long()):
-        most = torch.tensor([sizes[end[side]] for end in ends], device=device)[relation]
-        begin = torch.tensor([first[end[side]] for end in ends], device=device)[relation]
-        if bool(((ids < 0) | (ids >= most)).any()):  # once moved they would be another type's
-            raise IndexError("found ids in 'edge_index_dict' that are no nodes of their type")
-        moved.append(ids + begin)
-    return stack_relations(moved[0], moved[1], relation, (total, total, len(edges)))
+    source, target = torch.cat(edges, dim=1).long()
+    most = torch.tensor([sizes[end] for end in ends], device=device)[relation]
+    if bool(((source < 0) | (source >= most)).any()):  # once moved they would be another type's
+        raise IndexError("found ids in 'edge_index_dict' that are no nodes of their type")
+    source = source + torch.tensor([first[end] for end in ends], device=device)[relation]
+    return stack_relations(source, target, relation, (total, targets, len(edges)))
 
 
 def _reasons(
@@ -235,19 +225,23 @@ def _reasons(
     if reasons := call_reasons(layers[first], edges[first]):
         return reasons
     width = xs[first[0]].size(1) * weight.itemsize
-    stacked, how = _stacking(parts, xs, edges)
-    known = find(stacked, ("relations", *how.values())) is not None
+    stacks = [_stacking(list(mine), xs, edges) for mine in _by_target(parts).values()]
+    known = all(find(own, ("relations", *how.values())) is not None for _, own, how in stacks)
     if is_captured(graphs[0]) and not known:
         return ["stacking waits for the device, and a CUDA graph is captured"]
-    _judged[self] = work_of([_computed_by(parts)])._replace(stacks=True), width
-    return _too_small(self, {key: edges[key] for key in layers}, *_judged[self], known=known)
+    _judged[self] = relational_work(_computed_by(parts), len(stacks)), width
+    own = {key: edges[key] for key in layers}
+    return _too_small(self, xs, own, *_judged[self], known=known)
 
 
 def _too_small(
-    self: HeteroConv, edges: dict[Any, Any], work: Work, width: int, *, known: bool = False
-) -> list[str]:
+    self: HeteroConv, xs: dict[Any, Any], edges: dict[Any, Any], work: Work, width: int, *,
+    known: bool = False,
+) -> list[str]:  # fmt: skip
     first = next(iter(edges.values()), None)
     if not isinstance(first, Tensor):
         return []
     together = sum(graph.size(1) for graph in edges.values())
+    rows = sum(x.size(0) for key in edges if isinstance(x := xs.get(key[-1]), Tensor))
+    work = work._replace(tensors=1.0 + OF_TARGETS * round(rows / max(together, 1), 1))
     return gate.too_small(self, first, together, work, width, known=known)

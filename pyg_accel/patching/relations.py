@@ -150,6 +150,6 @@ def _reasons(self: RGCNConv, x: Any, edge_index: Any, edge_type: Any, size: int)
     if reasons or (reasons := call_reasons(self, edge_index)) or running_recorder.recorder:
         return reasons
     key = "relations", _sizes(self, *sides), self.flow
-    work = work_of([computed_by(self)])._replace(stacks=True)
+    work = work_of([computed_by(self)])._replace(stacks=1)
     known = find((edge_index, edge_type), key) is not None
     return gate.too_small(self, edge_index, edge_index.size(1), work, size, known=known)

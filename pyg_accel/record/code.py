@@ -141,8 +141,10 @@ def codes_of(code: CodeType) -> Iterator[CodeType]:
 @lru_cache(maxsize=4096)
 def named_in(code: CodeType, *operations: str) -> tuple[Any, ...]:
     """Return the arguments of some instructions in code and its inner functions."""
+    opcodes = {dis.opmap[name] for name in operations if name in dis.opmap}
+    parts = [part for part in codes_of(code) if not opcodes.isdisjoint(part.co_code[::2])]
     return tuple(dict.fromkeys(
-        i.argval for c in codes_of(code) for i in dis.get_instructions(c) if i.opname in operations
+        i.argval for part in parts for i in dis.get_instructions(part) if i.opname in operations
     ))  # fmt: skip
 
 

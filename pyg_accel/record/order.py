@@ -1,4 +1,4 @@
-"""Moves checks of sizes ahead of effects, which must not run twice.
+"""Moves checks of sizes ahead of effects, which must not run twice, and drops unused functions.
 
 A program with unexpected sizes stops, and the code of the layer makes the call. So all checks of
 sizes precede random numbers and changes of tensors.
@@ -9,10 +9,19 @@ import operator
 from torch import fx
 
 from pyg_accel.record.dims import SIZES, expect
+from pyg_accel.record.edge_tensors import name_of
 from pyg_accel.record.metadata import EFFECT, FACTS, WRITES
 from pyg_accel.record.split import DERIVED
 
-__all__ = ["checks_first"]
+__all__ = ["checks_first", "drop_unused"]
+
+# Functions that are removed from the graph if nothing reads their result, e.g. unused arguments of
+# a message.
+_WITHOUT_EFFECT = frozenset({
+    "__getitem__", "getitem", "index_select", "unbind", "view", "reshape", "expand", "expand_as",
+    "squeeze", "unsqueeze", "select", "narrow", "graph_of", "size", "add", "sub", "mul", "floordiv",
+    "empty",
+})  # fmt: skip
 
 
 def checks_first(graph: fx.Graph) -> fx.Graph | None:
@@ -54,3 +63,11 @@ def _is_early(node: fx.Node, early: dict[fx.Node, None], written: set[int]) -> b
         return inputs[0].op == "call_function"
     unchanged = all(i.meta[FACTS].memory not in written for i in inputs if FACTS in i.meta)
     return DERIVED in node.meta and unchanged
+
+
+def drop_unused(graph: fx.Graph) -> None:
+    """Remove functions with unused results and without effects."""
+    for node in reversed(graph.nodes):
+        name = node.target if node.op == "call_method" else name_of(node.target)
+        if not node.users and node.op.startswith("call") and name in _WITHOUT_EFFECT:
+            graph.erase_node(node)

@@ -29,7 +29,7 @@ from pyg_accel.record.edge_tensors import EdgeTensor, changed_in_place, name_of
 from pyg_accel.record.guard import NotComparable, Reading
 from pyg_accel.record.metadata import EFFECT, FACTS, WRITES, TensorFacts
 from pyg_accel.record.operators import Operators
-from pyg_accel.record.order import checks_first
+from pyg_accel.record.order import checks_first, drop_unused
 from pyg_accel.record.signature import LEAST
 from pyg_accel.record.sizes import Sizes, asks_for_size, is_fact, rounds
 from pyg_accel.record.split import DERIVED
@@ -41,13 +41,6 @@ __all__ = ["Recorder", "copied", "perform", "quiet", "running_recorder"]
 T = TypeVar("T")
 _NUMBERS = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis))
 _FACTS = (torch.dtype, torch.device, torch.layout, torch.memory_format)
-# Functions that are removed from the graph if nothing reads their result, e.g. unused arguments of
-# a message.
-_WITHOUT_EFFECT = frozenset({
-    "__getitem__", "getitem", "index_select", "unbind", "view", "reshape", "expand", "expand_as",
-    "squeeze", "unsqueeze", "select", "narrow", "graph_of", "size", "add", "sub", "mul", "floordiv",
-    "empty",
-})  # fmt: skip
 # Attributes of tensors that are tensors in each call.
 _VIEWS = frozenset({"T", "mT", "H", "mH", "real", "imag", "data"})
 
@@ -232,7 +225,7 @@ class Recorder(TorchFunctionMode):
         *,
         borrows: bool = False,
     ) -> None:
-        """Record a call of torch with its operators, or of this package, see :func:`perform`."""
+        """Record a function of torch that called ``operators``, or one of this package."""
         name, changes, trusted = name_of(function), list[Tensor](), operators is None
         if not trusted:
             changes = changed_in_place(name, args, kwargs)
@@ -381,10 +374,7 @@ class Recorder(TorchFunctionMode):
             if self.whole and id(copy) not in self._needed:
                 self.node_of(copy).replace_all_uses_with(self.node_of(tensor))
                 self.graph.erase_node(self.node_of(copy))
-        for node in reversed(self.graph.nodes):
-            name = node.target if node.op == "call_method" else name_of(node.target)
-            if not node.users and node.op.startswith("call") and name in _WITHOUT_EFFECT:
-                self.graph.erase_node(node)
+        drop_unused(self.graph)
         if checks_first(self.graph) is None:
             self.stop("it computes sizes that it depends on after it drew random numbers")
 

@@ -177,28 +177,19 @@ def test_infinite_scores_are_those_of_softmax(one_pass):
 
 def test_a_product_is_split_into_a_number_and_rows():
     shapes = ((2, 8), (2, 1), (2, 8))
-    stages = compile_stages((parse("mul(mul(u0,exp(e1)),sum(mul(u0,v2)))"),), (), shapes)
+    stages = compile_stages((parse("mul(mul(u0,exp(e1)),sum(mul(u0,v2)))"),), ("sum",), shapes)
     assert stages.code[0] == 1  # one sum over the width, and what multiplies u0 is one number
     assert stages.heads == 2
     assert stages.scores == -1
-
-
-def test_rows_for_every_edge_are_not_kept():
-    wide = parse("mul(u0,relu(sum(mul(u0,v1))))")
-    (found,) = stages_reasons((), (wide,), ((2, 8), (2, 8)))
-    assert "every edge" in found
-    assert not stages_reasons((wide,), (), ((2, 8), (2, 8)))
 
 
 @pytest.mark.parametrize(
     ("formula", "reason"),
     [
         ("mul(u0,relu(sum(mul(v1,sigmoid(mul(u0,sum(mul(u0,v1))))))))", "inside another"),
-        ("add(u0,sum(mul(u0,v1)))", "added to rows"),
         ("mul(u0,add(add(add(add(sum(u0),sum(relu(u0))),sum(exp(u0))),"
          "sum(abs(u0))),sum(mul(u0,v1))))", "sums over the width"),
     ],
 )  # fmt: skip
 def test_what_the_kernel_cannot_do_is_said(formula, reason):
-    (found,) = stages_reasons((parse(formula),), (), ((2, 8), (2, 8)))
-    assert reason in found
+    assert reason in stages_reasons((parse(formula),), ("sum",), ((2, 8), (2, 8)))[0]

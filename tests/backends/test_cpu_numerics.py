@@ -170,6 +170,34 @@ def test_a_row_of_infinities_keeps_them_and_finds_a_winner(isa, reduce, value):
     assert grad.sum() == 20
 
 
+@pytest.mark.parametrize("winner", [0, 255, 256, 699])
+@pytest.mark.parametrize("width", [1, 33])
+def test_a_long_row_is_reduced_in_parts_and_has_the_first_winner(isa, width, winner):
+    """Of several reductions at once, which run in steps of at most 256 entries."""
+    graph = Graph.from_csr(torch.tensor([0, 700, 700]), torch.arange(700), num_cols=700)
+    x, y = torch.randn(700, width, dtype=torch.float64).sub(9), torch.zeros(2, width).double()
+    x[winner:] = x[winner:].clamp(max=3)
+    x[[winner, 699]] = 5.0  # the first of two equal ones
+    x.requires_grad_()
+    reduces = ["max", "sum", "min", "sqsum", "mean"]
+    outs = ops.gspmm(graph, "add(u0,v1)", [x, y], reduce=reduces)
+    truth = [x.amax(0), x.sum(0), x.amin(0), x.square().sum(0), x.mean(0)]
+    for out, right in zip(outs, truth, strict=True):
+        torch.testing.assert_close(out[0], right)
+        assert not out[1].any()
+    (grad,) = torch.autograd.grad(outs[0].sum(), x)
+    assert grad[winner].tolist() == [1.0] * width
+    assert grad.sum() == width
+
+
+def test_a_zero_makes_the_product_of_a_long_row_zero(isa):
+    graph = Graph.from_csr(torch.tensor([0, 1000]), torch.arange(1000), num_cols=1000)
+    x = torch.full((1000, 3), 1e3)
+    x[0] = 0.0
+    for formula in ("u0", "relu(u0)"):
+        assert ops.gspmm(graph, formula, [x], reduce="prod").tolist() == [[0.0] * 3]
+
+
 def test_infinities_in_sums_are_those_of_torch(isa):
     graph = Graph.from_csr(torch.tensor([0, 3]), torch.arange(3), num_cols=3)
     rows = [(1.0, INF, 2.0), (INF, -INF, 1.0), (-INF, 1.0, 1.0), (NAN, INF, 1.0), (3e38, 3e38, 0.0)]

@@ -354,7 +354,7 @@ except ValueError as error:
 def test_a_call_that_no_backend_can_run_names_every_reason(graph):
     with use_backend("cpu"), pytest.raises(BackendNotSupported, match="sum over the width inside"):
         operands = [torch.randn(4, 2), torch.randn(5, 2)]
-        ops.gspmm(graph, "mul(sum(mul(u0,v1)),u0)", operands, reduce="max")
+        ops.gspmm(graph, "sum(sigmoid(mul(u0,sum(mul(u0,v1)))))", operands, reduce="max")
 
 
 def test_a_sum_inside_a_message_equals_the_truth(graph):
@@ -367,6 +367,18 @@ def test_a_sum_inside_a_message_equals_the_truth(graph):
         torch.autograd.grad(found.sin().sum(), [x, y]),
         torch.autograd.grad(expected.sin().sum(), [x, y]),
     )
+
+
+@pytest.mark.parametrize("reduce", ["mean", "max", "min", "prod", "none"])
+@pytest.mark.parametrize("formula", ["mul(u0,relu(sum(mul(u0,v1))))", "add(u0,sum(mul(u0,v1)))"])
+def test_messages_with_a_sum_inside_are_reduced_in_any_way(graph, formula, reduce):
+    x, y = operand(4, 2), operand(5, 2)
+    results = []
+    for backend in ("cpu", "reference"):
+        with use_backend(backend):
+            out = ops.gspmm(graph, formula, [x, y], reduce=reduce, edge_order=True)
+        results.append([out, *torch.autograd.grad(out.sin().sum(), [x, y])])
+    torch.testing.assert_close(*results)
 
 
 def test_an_operand_is_read_at_one_side():

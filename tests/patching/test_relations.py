@@ -382,20 +382,39 @@ def test_stacked_layers_are_verified_when_asked(monkeypatch):
     layer = hetero(edges, ALIKE["SAGE"])
     with pyg_accel.patched():
         layer(x, edges)
-        wrong = relations_of_types.sums_of_relations
+        wrong = relations_of_types.relational_spmm
         monkeypatch.setattr(
-            relations_of_types, "sums_of_relations", lambda *a, **k: wrong(*a, **k) + 1
+            relations_of_types, "relational_spmm", lambda *a, **k: wrong(*a, **k) + 1
         )
         with pytest.raises(VerificationError):
             layer(x, edges)
 
 
-@pytest.mark.parametrize(("edges_each", "stacked"), [(40_000, True), (20, True)])
+@pytest.mark.parametrize("aggr", ["sum", "max"])
+def test_what_nobody_reads_has_no_gradients(aggr):
+    x, edges = typed_graph()
+    edges = {key: ei for key, ei in edges.items() if (key[0], key[2]) != ("type0", "type3")}
+    layer = hetero(edges, ALIKE["SAGE"], aggr=aggr)
+
+    def has_gradients() -> dict[str, bool]:
+        everything = dict(layer.named_parameters()) | x
+        for tensor in everything.values():
+            tensor.grad = None
+        layer(x, edges)["type3"].sum().backward()
+        return {name: tensor.grad is not None for name, tensor in everything.items()}
+
+    right = has_gradients()
+    assert right["type1"] and not right["type0"]
+    with pyg_accel.patched():
+        assert has_gradients() == right
+
+
+@pytest.mark.parametrize(("edges_each", "stacked"), [(40_000, True), (20, False)])
 def test_a_few_relations_are_stacked_where_they_are_large_together(report_of, edges_each, stacked):
     settings.always = False
     x = {"a": torch.randn(300, WIDTH), "b": torch.randn(200, WIDTH)}
     ends = {"a": 300, "b": 200}
-    keys = [("a", "to", "b"), ("b", "of", "a")]
+    keys = [("a", "to", "b"), ("b", "of", "b")]
     edges = {
         key: torch.stack([torch.randint(ends[name], (edges_each,)) for name in (key[0], key[2])])
         for key in keys

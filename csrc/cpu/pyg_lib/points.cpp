@@ -260,8 +260,8 @@ std::vector<Tensor> nearest_points(const Tensor& x,
   return dtype_of(x) == DType::kDouble ? run(double{}) : run(float{});
 }
 
-// Farthest-point sampling of an example: every next point is the first of those that are farthest
-// from all before.
+// Farthest-point sampling of an example: each next point is the first point at the largest distance
+// from all points before.
 template <class T>
 void sample_farthest(const T* points,
                      int64_t size,
@@ -308,8 +308,8 @@ void sample_farthest(const T* points,
   }
 }
 
-// The samples of all examples, of which `ptr_out` has the sizes; each begins with a point of
-// `start`.
+// Samples points of all examples; `ptr_out` has the sizes of the samples, `start` the first point of
+// each.
 Tensor farthest_points(const Tensor& src,
                        const Tensor& ptr,
                        const Tensor& ptr_out,

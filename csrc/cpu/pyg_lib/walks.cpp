@@ -91,7 +91,7 @@ Tensor random_walk(const Tensor& rowptr,
         walks.push_back({nodes + i * stride, Random(random_seed, i)});
         nodes[i * stride] = starts[i];
       }
-      bool mine = true;  // all walks step by step: what one waits for is read for others meanwhile
+      bool mine = true;  // all walks step by step: while one waits for memory, others go on
       for (int64_t step = 0; step < length && mine; ++step)
         for (Walk<I>& walk : walks)
           mine = advance<I>(graph, step, p, q, walk) && mine;

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from pyg_accel.backends.base import Backend, Kernel, Launch, placement_reasons, shares_rows, table
 from pyg_accel.backends.cpu import attention, cbsr, gspmm
-from pyg_accel.backends.cpu.program import program_reasons, sums_inside
 from pyg_accel.backends.cpu.stages import is_product
 from pyg_accel.backends.dtypes import DTYPES, widened
 from pyg_accel.backends.sampling import RESCALES, STRATEGIES, Sampling
@@ -34,12 +33,9 @@ def _fused_reasons(spec: OpSpec) -> list[str]:
 
 
 def _gspmm_reasons(spec: OpSpec) -> list[str]:
-    formula = parse(spec.formula)
-    if has_sum(formula) and any(0 in shape for shape in spec.shapes):
+    if has_sum(parse(spec.formula)) and any(0 in shape for shape in spec.shapes):
         return ["a sum over no columns"]
-    if spec.shapes and sums_inside(formula):
-        return _fused_reasons(spec)
-    return placement_reasons(spec, "cpu") + program_reasons(formula, spec.reduces)
+    return _fused_reasons(spec)
 
 
 def _sampled_reasons(spec: OpSpec) -> list[str]:

@@ -9,7 +9,7 @@ from pyg_accel.backends.attention import AttentionGradient
 from pyg_accel.backends.base import Launch
 from pyg_accel.backends.cpu.stages import Stages, compile_stages, stages_reasons
 from pyg_accel.backends.spec import OpSpec, shapes_of
-from pyg_accel.formula import Formula, parse, shape_of
+from pyg_accel.formula import Formula, operands_of, parse, shape_of
 from pyg_accel.graph import CSR
 from pyg_accel.runtime.native import cpu_library, direct
 
@@ -19,47 +19,52 @@ __all__ = ["bind", "bind_several", "reasons", "run", "run_backward", "run_severa
 def reasons(spec: OpSpec) -> list[str]:
     """Return why a call cannot be run in one pass over the rows."""
     if spec.op == "attention":
-        return stages_reasons((parse(spec.formula),), (), spec.shapes, parse(spec.score))
-    if not set(spec.reduces) <= {"sum", "none"}:
-        return ["a sum over the width inside of what is not summed up"]
-    formulas = [parse(text) for text in spec.formulas or [spec.formula] * len(spec.reduces)]
+        return stages_reasons((parse(spec.formula),), ("sum",), spec.shapes, parse(spec.score))
+    texts = spec.formulas or (spec.formula,) * len(spec.reduces)
+    formulas = tuple(map(parse, texts))
+    indices = [o.index for formula in formulas for o in operands_of(formula)]
+    shapes = spec.shapes or ((spec.heads, spec.width),) * (1 + max(indices))
     grad = ((spec.heads, spec.width),) * (spec.op == "attention_backward")
-    return stages_reasons(*split(formulas, spec.reduces), (*spec.shapes, *grad))
+    return stages_reasons(formulas, tuple(spec.reduces), (*shapes, *grad))
 
 
 def bind_several(
-    formulas: list[Formula], reduces: list[str], operands: list[Tensor]
+    formulas: Sequence[Formula],
+    reduces: Sequence[str],
+    operands: list[Tensor],
+    *,
+    want_arg: bool = False,
+    arg_is_col: bool = False,
 ) -> Callable[[CSR], Launch]:
-    """Return a launcher of :func:`run_several` for operands like these."""
-    shapes, (sums, stores) = shapes_of(operands), split(formulas, reduces)
-    if any(0 in shape for shape in shapes) or (sums and stores):
-        return lambda csr: Launch(run_several, (csr, formulas, reduces), listed=True)
-    return _launcher(compile_stages(sums, stores, shapes))
+    """Return a launcher of several formulas, in one pass over each row, for operands like these.
+
+    The results are those of all formulas, then, if ``want_arg``, the winners of each maximum and
+    minimum.
+    """
+    shapes = shapes_of(operands)
+    if not any(0 in shape for shape in shapes):
+        stages = compile_stages(tuple(formulas), tuple(reduces), shapes)
+        return _launcher(stages, want_arg=want_arg, arg_is_col=arg_is_col)
+    heads = 0 if any(h == 0 for h, _ in shapes) else max(h for h, _ in shapes)
+    widths = [shape_of(f, dict(enumerate(shapes)))[1] for f in formulas]
+
+    def empty(csr: CSR, operands: list[Tensor]) -> list[Tensor]:
+        like = next(t for t in operands if t.is_floating_point())
+        rows = [csr.col.numel() if r == "none" else csr.num_rows for r in reduces]
+        extremes = [i for i, r in enumerate(reduces) if want_arg and r in ("max", "min")]
+        return [
+            *(like.new_zeros(n, heads, width) for n, width in zip(rows, widths, strict=True)),
+            *(csr.rowptr.new_zeros(csr.num_rows, heads, widths[i]) for i in extremes),
+        ]
+
+    return lambda csr: Launch(empty, (csr,), listed=True)
 
 
 def run_several(
     csr: CSR, formulas: list[Formula], reduces: list[str], operands: list[Tensor]
 ) -> list[Tensor]:
     """Run several formulas in one pass over each row."""
-    sums, stores = split(formulas, reduces)
-    shapes = shapes_of(operands)
-    if any(0 in shape for shape in shapes):
-        heads = 0 if any(h == 0 for h, _ in shapes) else max(h for h, _ in shapes)
-        sizes, like = dict(enumerate(shapes)), operands[0]
-        rows = {"sum": csr.num_rows, "none": csr.col.numel()}
-        return [like.new_zeros(rows[r], heads, shape_of(f, sizes)[1])
-                for f, r in zip(formulas, reduces, strict=True)]  # fmt: skip
-    results = _launcher(compile_stages(sums, stores, shapes))(csr)(operands)
-    by_reduce = {"sum": iter(results), "none": iter(results[len(sums) :])}
-    return [next(by_reduce[reduce]) for reduce in reduces]
-
-
-def split(
-    formulas: Sequence[Formula], reduces: Sequence[str]
-) -> tuple[tuple[Formula, ...], tuple[Formula, ...]]:
-    """Return the formulas to sum over each row, and those to return for every edge."""
-    pairs = list(zip(formulas, reduces, strict=True))
-    return tuple(f for f, r in pairs if r == "sum"), tuple(f for f, r in pairs if r == "none")
+    return bind_several(formulas, reduces, operands)(csr)(operands)
 
 
 def run(csr: CSR, score: Formula, value: Formula, operands: list[Tensor]) -> list[Tensor]:
@@ -77,7 +82,7 @@ def bind(
     if heads * width == 0 or any(0 in shape for shape in shapes):
         heads = 0 if (0, 1) in shapes else heads
         return lambda csr: Launch(lambda t: _nothing(csr, t[0], heads, width), listed=True)
-    return _launcher(compile_stages((value,), (), shapes, score))
+    return _launcher(compile_stages((value,), ("sum",), shapes, score))
 
 
 def _nothing(csr: CSR, like: Tensor, heads: int, width: int) -> list[Tensor]:
@@ -95,13 +100,21 @@ def run_backward(csr: CSR, call: AttentionGradient) -> list[Tensor]:
         outs = [grad.new_zeros(csr.num_rows, heads, shape_of(f, sizes)[1]) for f in sums]
         return outs + [grad.new_zeros(csr.col.numel(), heads, 1) for _ in stores]
     numbers = call.total[:, :, 0], cpu_library().row_dots(grad, call.out)
-    return _launcher(compile_stages(sums, stores, shapes), numbers)(csr)(operands)
+    reduces = ("sum",) * len(sums) + ("none",) * len(stores)
+    return _launcher(compile_stages((*sums, *stores), reduces, shapes), numbers)(csr)(operands)
 
 
-def _launcher(stages: Stages, numbers: Sequence[Tensor] = ()) -> Callable[[CSR], Launch]:
+def _launcher(
+    stages: Stages,
+    numbers: Sequence[Tensor] = (),
+    *,
+    want_arg: bool = False,
+    arg_is_col: bool = False,
+) -> Callable[[CSR], Launch]:
     """Return what launches stages, with further numbers of sources, on a graph."""
     launch = direct(cpu_library().stages)
     how: tuple[Any, ...] = (
         list(stages.sides), [*numbers], list(stages.code), stages.heads, stages.scores,
+        want_arg, arg_is_col,
     )  # fmt: skip
     return lambda csr: Launch(launch, (*csr[:4], *how), listed=True)

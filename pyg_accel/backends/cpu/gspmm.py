@@ -7,13 +7,12 @@ from torch import Tensor
 
 from pyg_accel.backends.base import Launch, winners_are_columns
 from pyg_accel.backends.cpu import attention
-from pyg_accel.backends.cpu.program import COMBINE, REDUCES, SIDES, compile_formula, sums_inside
-from pyg_accel.backends.cpu.stages import is_plain
+from pyg_accel.backends.cpu.stages import COMBINE
 from pyg_accel.backends.plans import MOST_HEADS, PLANNED, Matrix, dot_launch, spmm_launch
 from pyg_accel.backends.spec import Shapes, shapes_of
-from pyg_accel.formula import Binary, Formula, Operand, Unary, dot_ends, operands_of
+from pyg_accel.formula import Binary, Formula, Operand, Unary, dot_ends
 from pyg_accel.graph import CSR
-from pyg_accel.runtime.native import cpu_library, direct
+from pyg_accel.runtime.native import cpu_library
 
 __all__ = ["bind", "run"]
 
@@ -28,13 +27,10 @@ def run(
 def bind(
     csr: CSR, formula: Formula, operands: list[Tensor], reduces: list[str], *, want_arg: bool
 ) -> Callable[[CSR], Launch]:
-    """Return a launcher of calls like this one: SpMM, dots, stages or the register machine."""
+    """Return a launcher of calls like this one: SpMM, dots or stages."""
     library, shapes = cpu_library(), shapes_of(operands)
     full = tuple(0 if 0 in sizes else max(sizes) for sizes in zip(*shapes, strict=True))
-    heads, width = full
-    if sums_inside(formula):
-        return attention.bind_several([formula] * len(reduces), reduces, operands)
-    codes = [REDUCES.index(reduce) for reduce in reduces]
+    heads = full[0]
     arg_is_col = winners_are_columns(formula, reduces)
     planned = len(reduces) == 1 and heads <= MOST_HEADS
     product = _as_spmm(formula, shapes, full) if planned and reduces[0] in PLANNED else None
@@ -49,18 +45,9 @@ def bind(
         return lambda csr: dot_launch(
             library, _matrix(library, csr), csr, heads, swapped=ends[0] == 1
         )
-    if len(reduces) == 1 and is_plain(formula, reduces[0], shapes):
-        return attention.bind_several([formula], reduces, operands)
-    program = compile_formula(formula, shapes, width)
-    sides = {o.index: SIDES.index(o.side) for o in operands_of(formula)}
-    columns = 1 if program.sum_result else width
-    like = next(t for t in operands if t.is_floating_point()).new_empty(0)
-    program_and_sizes = (
-        [sides[i] for i in range(len(operands))], list(program.code), program.result,
-        program.sum_result, like, heads, width, columns, codes, want_arg, arg_is_col,
-    )  # fmt: skip
-    interpret = direct(library.gspmm)
-    return lambda csr: Launch(interpret, (*csr[:4], *program_and_sizes), listed=True)
+    return attention.bind_several(
+        [formula] * len(reduces), reduces, operands, want_arg=want_arg, arg_is_col=arg_is_col
+    )
 
 
 def _matrix(library: Any, csr: CSR) -> Matrix:

@@ -1,95 +1,28 @@
-"""Compiles message formulas for the register machine in csrc/cpu/program_kernel.h."""
+"""Compiles formulas without sums over the width for the register machine in csrc/cpu/machine.h."""
 
 import struct
-from dataclasses import dataclass
-from functools import lru_cache
 
-from pyg_accel.formula import (
-    SIDES,
-    Formula,
-    Operand,
-    Sum,
-    children,
-    has_sum,
-    operands_of,
-    selects,
-    shape_of,
-)
+from pyg_accel.formula import Formula, Operand, children, operands_of, selects, shape_of
 from pyg_accel.formula.functions import OPS
 
-__all__ = [
-    "COMBINE",
-    "REDUCES",
-    "SIDES",
-    "Program",
-    "compile_formula",
-    "compile_formulas",
-    "program_reasons",
-    "sums_inside",
-]
+__all__ = ["MAX_INSTRUCTIONS", "MAX_OPERANDS", "WORDS", "compile_formulas"]
 
-# The numbers of csrc/cpu/kernels.h: its enumerations list the same names in the same order.
-COMBINE = ("mul", "add", "sub", "reverse_sub")
-REDUCES = ("sum", "mean", "max", "min", "prod", "sqsum", "none")
+# The limits of csrc/cpu/kernels.h.
 MAX_OPERANDS = 12
 MAX_INSTRUCTIONS = 48
-MAX_REDUCES = 6
 WORDS = 6  # integers per instruction
-
-
-@dataclass(frozen=True)
-class Program:
-    """Straight-line code.
-
-    Attributes:
-        code: six integers per instruction.
-        result: the register of the message.
-        sum_result: whether to sum the message over the width.
-    """
-
-    code: tuple[int, ...]
-    result: int
-    sum_result: bool
-
-
-def sums_inside(formula: Formula) -> bool:
-    """Whether a formula has a sum over the width that is not its outermost operation."""
-    return has_sum(formula.arg if isinstance(formula, Sum) else formula)
-
-
-def program_reasons(formula: Formula, reduces: tuple[str, ...]) -> list[str]:
-    """Return why the register machine does not support a formula."""
-    reasons = []
-    inner = formula.arg if isinstance(formula, Sum) else formula
-    if sums_inside(formula):
-        reasons.append("a sum over the width inside the message")
-    if len({o.index for o in operands_of(formula)}) > MAX_OPERANDS:
-        reasons.append(f"more than {MAX_OPERANDS} operands")
-    if len(_instructions(inner)) > MAX_INSTRUCTIONS:
-        reasons.append(f"more than {MAX_INSTRUCTIONS} operations")
-    if len(reduces) > MAX_REDUCES:
-        reasons.append(f"more than {MAX_REDUCES} reductions")
-    return reasons
-
-
-@lru_cache(maxsize=1024)
-def compile_formula(formula: Formula, shapes: tuple[tuple[int, int], ...], width: int) -> Program:
-    """Return the code of a formula; equal parts are computed once.
-
-    Args:
-        formula: the message; only its outermost operation may be a sum.
-        shapes: (heads, width) of the operands.
-        width: width of the message, before that sum.
-    """
-    inner = formula.arg if isinstance(formula, Sum) else formula
-    code, results = compile_formulas((inner,), shapes, width)
-    return Program(code, results[0], isinstance(formula, Sum))
 
 
 def compile_formulas(
     formulas: tuple[Formula, ...], shapes: tuple[tuple[int, int], ...], width: int
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the code of several formulas without sums, and the register of each."""
+    """Return the code of several formulas, and the register of each; equal parts are computed once.
+
+    Args:
+        formulas: without sums over the width.
+        shapes: (heads, width) of the operands.
+        width: of the features; other parts have width 1.
+    """
     sizes = dict(enumerate(shapes))
     registers: dict[Formula, int] = {}
     code: list[int] = []

@@ -2,21 +2,17 @@
 
 A message such as ``exp(sum(mul(u0,v1))) * u2`` has parts of width 1 and parts of the width of
 features. The stages are: sums over the width; numbers (per edge and head) that are computed from
-these sums; and rows of features that are multiplied by one number each.
+these sums; and rows of features that are multiplied by one number each and reduced.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial, reduce
+from itertools import groupby
 
-from pyg_accel.backends.cpu.program import (
-    MAX_INSTRUCTIONS,
-    MAX_OPERANDS,
-    SIDES,
-    WORDS,
-    compile_formulas,
-)
+from pyg_accel.backends.cpu.program import MAX_INSTRUCTIONS, MAX_OPERANDS, WORDS, compile_formulas
 from pyg_accel.formula import (
+    SIDES,
     Binary,
     Const,
     Formula,
@@ -27,17 +23,21 @@ from pyg_accel.formula import (
     map_children,
     map_operands,
     operands_of,
-    selects,
     shape_of,
     times,
 )
 
-__all__ = ["Shape", "Stages", "compile_stages", "is_plain", "is_product", "stages_reasons"]
+__all__ = [
+    "COMBINE", "REDUCES", "Shape", "Stages", "compile_stages", "is_product", "stages_reasons",
+]  # fmt: skip
 
-# The limits and numbers of csrc/cpu/stages.h and kernels.h.
-MAX_GIVEN, MAX_SUMS, MAX_RESULTS = 2, 4, 8
-MAX_TERMS, MAX_OUTPUTS, MAX_STORES = 8, 6, 2
-FIRST_SUM, FIRST_RESULT = MAX_GIVEN, MAX_GIVEN + MAX_SUMS
+# The numbers of csrc/cpu/kernels.h: its enumerations list the same names in the same order.
+COMBINE = ("mul", "add", "sub", "reverse_sub")
+REDUCES = ("sum", "mean", "max", "min", "prod", "sqsum", "none")
+# The limits and numbers of csrc/cpu/stages.h.
+MAX_SOURCE_NUMBERS, MAX_SUMS, MAX_RESULTS = 2, 4, 8
+MAX_TERMS, MAX_OUTPUTS = 8, 6
+FIRST_SUM, FIRST_RESULT = MAX_SOURCE_NUMBERS, MAX_SOURCE_NUMBERS + MAX_SUMS
 
 Shape = tuple[int, int]
 
@@ -55,26 +55,24 @@ class Stages:
         sides: of the operands.
         heads: of the outputs.
         scores: the index of the number that the softmax is taken of, or -1.
-        plain: whether rows of features are only read and multiplied by numbers.
     """
 
     code: tuple[int, ...]
     sides: tuple[int, ...]
     heads: int
     scores: int
-    plain: bool
 
 
 @lru_cache(maxsize=1024)
 def stages_reasons(
-    sums: tuple[Formula, ...],
-    stores: tuple[Formula, ...],
+    formulas: tuple[Formula, ...],
+    reduces: tuple[str, ...],
     shapes: tuple[Shape, ...],
     score: Formula | None = None,
 ) -> list[str]:
     """Return why :func:`compile_stages` does not support formulas."""
     try:
-        compile_stages(sums, stores, shapes, score)
+        compile_stages(formulas, reduces, shapes, score)
     except _TooMuch as error:
         return [str(error)]
     return []
@@ -82,8 +80,8 @@ def stages_reasons(
 
 @lru_cache(maxsize=1024)
 def compile_stages(
-    sums: tuple[Formula, ...],
-    stores: tuple[Formula, ...],
+    formulas: tuple[Formula, ...],
+    reduces: tuple[str, ...],
     shapes: tuple[Shape, ...],
     score: Formula | None = None,
 ) -> Stages:
@@ -92,70 +90,57 @@ def compile_stages(
     Operands beyond the shapes are further arguments of the kernel: a number per source and head.
 
     Args:
-        sums: to sum over each row.
-        stores: with one number per edge and head, to return for every edge.
+        formulas: the message of each result.
+        reduces: the reduction of each result.
         shapes: (heads, width) of the operands.
-        score: its softmax over each row multiplies the sums.
+        score: its softmax over each row multiplies the messages, which are summed.
     """
-    return _Builder(sums, stores, shapes, score).stages()
-
-
-def is_plain(formula: Formula, reduce: str, shapes: tuple[Shape, ...]) -> bool:
-    """Return whether stages that are ``plain`` compute a reduction of a formula."""
-    if reduce not in ("sum", "none"):
-        return False
-    sums_and_stores = ((formula,), ()) if reduce == "sum" else ((), (formula,))
-    if stages_reasons(*sums_and_stores, shapes):
-        return False
-    return compile_stages(*sums_and_stores, shapes).plain
+    return _Builder(formulas, reduces, shapes, score).stages()
 
 
 class _Builder:
     def __init__(
         self,
-        sums: tuple[Formula, ...],
-        stores: tuple[Formula, ...],
+        formulas: tuple[Formula, ...],
+        reduces: tuple[str, ...],
         shapes: tuple[Shape, ...],
         score: Formula | None,
     ) -> None:
         self.count = len(shapes)
-        everything = (*sums, *stores, *(() if score is None else (score,)))
+        everything = (*formulas, *(() if score is None else (score,)))
         self.heads = max((h for h, _ in shapes), default=1)
         self.sizes = dict(enumerate(shapes))
         for number in range(FIRST_RESULT + MAX_RESULTS):
             self.sizes[self.count + number] = (self.heads, 1)
         self.sides = {o.index: SIDES.index(o.side) for f in everything for o in operands_of(f)}
-        if any(selects(f) for f in everything):
-            raise _TooMuch("winners of a maximum among the operands")
         self.wide_sums: list[Formula] = []
         self.results: list[Formula] = []
         self.scores = -1 if score is None else self.number(self.pulled(score))
-        self.terms = [(o, *term) for o, f in enumerate(sums) for term in self.terms_of(f)]
-        self.widths = [self.width(f) for f in sums]
-        if any(self.width(f) > 1 for f in stores):
-            raise _TooMuch("rows of features that are kept for every edge")
-        self.stores = [self.number(self.pulled(f)) for f in stores]
+        # Rows that a sum over the width has read are in the cache for the terms of sums.
+        self.has_sums = any(map(has_sum, everything))
+        results = list(zip(formulas, reduces, strict=True))
+        self.outputs = [(REDUCES.index(r), self.width(f)) for f, r in results]
+        self.terms: list[tuple[int, int, int, Formula | None]] = []
+        first = 0
+        for formula, group in groupby(results, lambda result: result[0]):
+            members = [r for _, r in group]  # equal formulas one after another share a term
+            self.terms += [(first, len(members), *t) for t in self.terms_of(formula, members)]
+            first += len(members)
 
     def stages(self) -> Stages:
         code = [len(self.wide_sums)]
         for formula in self.wide_sums:
             code += self.program([formula], self.width(formula))
         code += self.program(self.results, 1, heads_as_columns=True)
-        code += [len(self.widths), *self.widths, len(self.terms)]
-        for output, coefficient, rest in self.terms:
+        code += [len(self.outputs), *(number for output in self.outputs for number in output)]
+        code += [len(self.terms)]
+        for output, count, coefficient, rest in self.terms:
             parts = [] if rest is None else [rest]
-            width = self.widths[output]
-            code += [output, coefficient, *self.program(parts, width)]
-        code += [len(self.stores), *self.stores]
+            code += [output, count, coefficient, *self.program(parts, self.outputs[output][1])]
         _limit(self.terms, MAX_TERMS, "terms")
-        _limit(self.widths, MAX_OUTPUTS, "results")
-        _limit(self.stores, MAX_STORES, "results per edge")
+        _limit(self.outputs, MAX_OUTPUTS, "results")
         sides = tuple(self.sides.get(i, -1) for i in range(self.count))  # -1: nothing reads it
-        plain = all(is_product(f) for f in self.wide_sums) and all(
-            rest is None or (isinstance(rest, Operand) and rest.side != "v")
-            for _, _, rest in self.terms
-        )
-        return Stages(tuple(code), sides, self.heads, self.scores, plain)
+        return Stages(tuple(code), sides, self.heads, self.scores)
 
     def program(
         self, formulas: Sequence[Formula], width: int, *, heads_as_columns: bool = False
@@ -168,8 +153,8 @@ class _Builder:
         if heads_as_columns:
             shapes, columns = tuple((1, h) for h, _ in shapes), self.heads
         code, results = compile_formulas(tuple(local), shapes, columns)
-        if len(used) > MAX_OPERANDS or len(code) // WORDS > MAX_INSTRUCTIONS:
-            raise _TooMuch("a formula of too many operands or operations")
+        _limit(used, MAX_OPERANDS, "operands")
+        _limit(code[::WORDS], MAX_INSTRUCTIONS, "operations")
         return [width, len(used), *used, len(code), *code, len(results), *results]
 
     def width(self, formula: Formula) -> int:
@@ -201,15 +186,36 @@ class _Builder:
         number = Operand("e", self.count + FIRST_SUM + self.wide_sums.index(rest))
         return times(times(coefficient, Const(sign)), number)
 
-    def terms_of(self, formula: Formula) -> Iterator[tuple[int, Formula | None]]:
-        """Yield coefficients and rows whose products add up to a formula."""
-        for sign, part in addends(formula) if self.width(formula) > 1 else [(1.0, formula)]:
+    def terms_of(
+        self, formula: Formula, reduces: Sequence[str]
+    ) -> Iterator[tuple[int, Formula | None]]:
+        """Yield coefficients and rows whose products are the messages, or add up to them."""
+        linear = reduces in (["sum"], ["mean"])
+        if self.width(formula) == 1 or not linear:
+            yield self.whole(formula)
+            return
+        parts = list(addends(formula))
+        shared = self.has_sums or self.scores >= 0 or self.are_rows(parts)
+        split = shared and all(self.width(part) > 1 for _, part in parts)
+        for sign, part in parts if split else [(1.0, formula)]:
             coefficient, rest = self.product(part, early=False)
             coefficient = times(coefficient, Const(sign))
-            if rest is None and self.width(formula) > 1:
-                raise _TooMuch("a number that is added to rows")
-            alone = coefficient == Const(1.0) and (rest is not None or self.scores >= 0)
-            yield (-1 if alone else self.number(coefficient)), rest
+            yield (-1 if coefficient == Const(1.0) else self.number(coefficient)), rest
+
+    def whole(self, formula: Formula) -> tuple[int, Formula | None]:
+        """Return a formula as a single number, or as rows."""
+        if self.width(formula) > 1:
+            return -1, self.inner(formula, early=False)
+        coefficient = self.pulled(formula)
+        alone = coefficient == Const(1.0) and self.scores >= 0
+        return (-1 if alone else self.number(coefficient)), None
+
+    def are_rows(self, parts: Sequence[tuple[float, Formula]]) -> bool:
+        """Return whether addends are rows that are only read and multiplied by numbers."""
+        rows = [factors(part, self.sizes)[1] for _, part in parts]
+        return len(rows) <= MAX_SUMS and all(
+            isinstance(row, Operand) and row.side != "v" for row in rows
+        )
 
     def product(self, formula: Formula, *, early: bool) -> tuple[Formula, Formula | None]:
         """Return a number and rows (None for 1) whose product is a formula."""
@@ -219,7 +225,7 @@ class _Builder:
     def inner(self, formula: Formula, *, early: bool) -> Formula:
         """Return a formula of rows, with its parts of width 1 replaced by numbers."""
         if self.width(formula) == 1 and not isinstance(formula, Operand | Const):
-            if not early:
+            if not early and (has_sum(formula) or len(self.results) < MAX_RESULTS):
                 return Operand("e", self.count + self.number(self.pulled(formula)))
             if has_sum(formula):
                 raise _TooMuch("a sum over the width inside another")

@@ -138,8 +138,10 @@ def sampled_spmm(
 
 def segment_matmul(x: Tensor, ptr: Tensor, weight: Tensor) -> Tensor:
     """Multiply rows ptr[r] to ptr[r + 1] of x [N, K] by weight[r], [K, M]; ptr is on the CPU."""
-    parts = zip(x.split(ptr.diff().tolist()), weight, strict=True)
-    return torch.cat([rows @ matrix for rows, matrix in parts] or [x @ weight.sum(0)])
+    out, sizes = x.new_empty(x.size(0), weight.size(2)), ptr.diff().tolist()
+    for rows, matrix, result in zip(x.split(sizes), weight, out.split(sizes), strict=True):
+        torch.mm(rows, matrix, out=result)
+    return out
 
 
 def segment_outer(x: Tensor, ptr: Tensor, y: Tensor) -> Tensor:
