@@ -64,8 +64,8 @@ _BOUND = 2  # binding the kernels of a layer, or of its gradient, to a new graph
 _DERIVED = 6  # gcn_norm, or another function of a graph, that a program runs once a graph
 _WEIGHTS = 30  # preparations of attention on a CPU for a new graph
 _STACK, _STACK_EDGE = 50, 6  # stacking the graphs of relations, and relative to edge_ns
-_TARGET, _RELATION = 40, 6  # the layers of a type of targets, and of each relation in it
-OF_TARGETS = 3  # tensors of features of its targets that PyG writes for a relation
+_TARGET, _RELATION = 40, 6  # the layers per type of targets, and per relation
+OF_TARGETS = 3  # tensors of features of targets that PyG writes per relation
 _BY_EDGE = 3  # the gradient over an edge list, in addition to the one over rows
 _BLOCKS = 60  # execution in blocks of edges
 # Functions of torch in PyG's softmax, in its normalisations of a graph, and where attention
@@ -154,7 +154,7 @@ def work_of(computed: Iterable[Computation], derived: int = 0) -> Work:
 
 
 def relational_work(computed: Computation, stacks: int) -> Work:
-    """Return what a layer for each relation does, whose relations are put into so many stacks."""
+    """Return the work of one layer per relation, with the relations in a number of stacks."""
     overhead = _TARGET * stacks + _RELATION * (computed.relations or 1)
     return work_of([computed])._replace(stacks=stacks, overhead=overhead)
 

@@ -152,9 +152,9 @@ inline constexpr int kBinaryOps = {len(BINARY)};  // the first ones
 
 
 def numbers() -> str:
-    """Return the functions with their numbers, as a library built from this table tells them."""
-    found = (f for f in (*_BINARY, *_UNARY) if f.cpp)
-    return "".join(f"{_enumerator(f.name)}={OPS.index(f.name)};" for f in found)
+    """Return the functions with their numbers, like a library built from this table."""
+    functions = (f for f in (*_BINARY, *_UNARY) if f.cpp)
+    return "".join(f"{_enumerator(f.name)}={OPS.index(f.name)};" for f in functions)
 
 
 def _enumerator(name: str) -> str:

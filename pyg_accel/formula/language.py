@@ -257,7 +257,7 @@ Shape = tuple[int, int]
 
 
 def shape_of(formula: Formula, shapes: dict[int, Shape]) -> Shape:
-    """Return (heads, width) of the message, given those of the operands by index.
+    """Return (heads, width) of the message, from the sizes of the operands by index.
 
     Raises:
         ValueError: if two sizes do not broadcast.
@@ -289,9 +289,9 @@ def times(a: Formula, b: Formula) -> Formula:
 
 
 def summed(formula: Formula, shapes: dict[int, Shape] | None) -> Formula:
-    """Return the sum over the width, with factors of width 1 outside if shapes are known."""
-    number, rest = (Const(1.0), formula) if shapes is None else factors(formula, shapes)
-    return times(number, Sum(rest))
+    """Return the sum over the width; with shapes, factors of width 1 move outside."""
+    number, factor = (Const(1.0), formula) if shapes is None else factors(formula, shapes)
+    return times(number, Sum(factor))
 
 
 def factors(formula: Formula, shapes: dict[int, Shape]) -> tuple[Formula, Formula]:
@@ -300,14 +300,14 @@ def factors(formula: Formula, shapes: dict[int, Shape]) -> tuple[Formula, Formul
         return formula, Const(1.0)
     match formula:
         case Unary(op="neg", arg=arg):
-            number, rest = factors(arg, shapes)
-            return times(Const(-1.0), number), rest
+            number, factor = factors(arg, shapes)
+            return times(Const(-1.0), number), factor
         case Binary(op="mul", left=left, right=right):
             (a, x), (b, y) = factors(left, shapes), factors(right, shapes)
             return times(a, b), times(x, y)
         case Binary(op="div", left=left, right=right) if shape_of(right, shapes)[1] == 1:
-            number, rest = factors(left, shapes)
-            return Binary("div", number, right), rest
+            number, factor = factors(left, shapes)
+            return Binary("div", number, right), factor
     return Const(1.0), formula
 
 
@@ -320,7 +320,7 @@ def where(condition: Formula, left: Formula, right: Formula) -> Formula:
 def gradient(
     formula: Formula, index: int, seed: Formula, shapes: dict[int, Shape] | None = None
 ) -> Formula | None:
-    """Return the message gradient with respect to operand ``index``, given that of the message.
+    """Return the gradient of operand ``index`` from the gradient of the message.
 
     The seed is a formula too, usually the operand with the gradient of the reduction. The result is
     None if the message does not depend on the operand.
@@ -329,7 +329,7 @@ def gradient(
         formula: the message.
         index: of the operand.
         seed: gradient of the message.
-        shapes: (heads, width) of all operands, including those of the seed. Only sums over the
+        shapes: (heads, width) of all operands, including operands of the seed. Only sums over the
             width need them; without shapes, a gradient that has width 1 already may be summed
             again.
     """

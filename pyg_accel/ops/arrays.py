@@ -12,11 +12,10 @@ __all__ = [
     "CSR_ARRAYS",
     "ROW_ARRAYS",
     "Arrays",
-    "csr_and_rest",
+    "csr_and_arguments",
 ]
 
-# How schemas write Arrays, a CSR, and what is left of it for
-# operators that need not know whether columns ascend.
+# Schemas of Arrays, of a CSR, and of a CSR without the flag of ascending columns.
 _CSR, _SIZE = "Tensor rowptr, Tensor col, Tensor? eid", "SymInt num_cols"
 ARRAYS = f"{_CSR}, Tensor? rowptr_t, Tensor? col_t, Tensor? eid_t, {_SIZE}, bool sorted"
 CSR_ARRAYS = f"{_CSR}, {_SIZE}, bool sorted"
@@ -24,7 +23,7 @@ ROW_ARRAYS = f"{_CSR}, {_SIZE}"
 
 
 class Arrays(NamedTuple):
-    """The arrays of a graph and those of its transpose, None where it is not needed."""
+    """The arrays of a graph and of its transpose; None for an unneeded transpose."""
 
     rowptr: Tensor
     col: Tensor
@@ -37,7 +36,7 @@ class Arrays(NamedTuple):
 
     @classmethod
     def of(cls, graph: "Graph | Arrays", *, edge_order: bool, transposed: bool) -> "Arrays":
-        """Return the arrays of a graph, with its transpose if that will be needed."""
+        """Return the arrays of a graph, and of its transpose if requested."""
         if isinstance(graph, Arrays):
             return graph
         turned = graph.transposed(edge_order=edge_order) if transposed else None
@@ -73,7 +72,7 @@ class Arrays(NamedTuple):
         return Arrays.join(self.transposed, self.csr)
 
 
-def csr_and_rest(args: Sequence[Any]) -> tuple[CSR, list[Any]]:
-    """Return the graph alone, and the arguments after the arrays: for what every call runs."""
-    rowptr, col, eid, _, _, _, num_cols, in_order, *rest = args
-    return CSR(rowptr, col, eid, num_cols, in_order), rest
+def csr_and_arguments(args: Sequence[Any]) -> tuple[CSR, list[Any]]:
+    """Return the graph and the arguments after the arrays, without building an :class:`Arrays`."""
+    rowptr, col, eid, _, _, _, num_cols, in_order, *arguments = args
+    return CSR(rowptr, col, eid, num_cols, in_order), arguments

@@ -21,7 +21,7 @@ from pyg_accel.backends.spec import Shapes, shapes_of
 from pyg_accel.formula import Formula, operands_of, parse
 from pyg_accel.graph import CSR, Graph, check_graph
 from pyg_accel.graph.column_reuse import kind_of
-from pyg_accel.ops.arrays import ARRAYS, Arrays, csr_and_rest
+from pyg_accel.ops.arrays import ARRAYS, Arrays, csr_and_arguments
 from pyg_accel.ops.attention_backward import attention_rule, is_backward_fast
 from pyg_accel.ops.attention_by_edge import attention_plan_of
 from pyg_accel.ops.attention_unfused import bind_unfused, extent, unfused
@@ -58,7 +58,7 @@ def attention(
         operands: of both formulas, by operand index: [rows, H, F], [rows, H] (one number per
             head) or [rows]; H and F may be 1 and broadcast.
         edge_order: edge operands are in the order of the edge list that the graph was built from;
-            by default in that of the CSR.
+            by default in CSR order.
 
     Returns:
         [num_rows, H, F]; targets without edges get 0.
@@ -87,7 +87,7 @@ def attention(
         if t.dim() > 3:
             raise ValueError(f"expected operands [rows, H, F] (got shape {list(t.shape)})")
     folded = [contiguous_rows(_folded(t.to(dtype))) for t in operands]
-    # Without edge operands the order of the CSR will do, in which they are neighbours.
+    # Without edge operands, the order of the CSR is cheaper: edges of a row are neighbours.
     edge_order = edge_order and (from_edges or graph.in_edge_order)
     needs = tuple(torch.is_grad_enabled() and t.requires_grad for t in folded)
     shapes = tuple((int(h), int(f)) for h, f in shapes_of(folded))
@@ -109,7 +109,7 @@ def _is_fused(
     shapes: Shapes,
     needs: tuple[bool, ...],
 ) -> bool:
-    """Whether backends run calls, and their gradients, as one operator."""
+    """Whether backends run a call and its gradient as one operator."""
     sized = OpSpec.of_any_size("attention", device, dtype, *extent(score, value, shapes),
                                score=score, formula=value, shapes=shapes)  # fmt: skip
     recorded = any(needs)
@@ -148,12 +148,12 @@ def _make_plan(
             plan.differentiate_by(rule, rule.keeps, rule.sides)
             plan.repeats = True
         return plan
-    whole = weakref.ref(graph)  # which has the plan
+    whole = weakref.ref(graph)  # the graph owns the plan
 
-    def parts(*given: Tensor) -> list[Tensor]:
+    def parts(*tensors: Tensor) -> list[Tensor]:
         graph = whole()
         assert graph is not None
-        return [unfused(graph, score, value, given, edge_order=edge_order)]
+        return [unfused(graph, score, value, tensors, edge_order=edge_order)]
 
     return OperatorPlan(computing(Launch(parts), folds, (shape,)), {})
 
@@ -187,25 +187,25 @@ _bound: Bounded[tuple[Any, ...], tuple[dict[str, None], Callable[[CSR], Launch]]
 def _launch(
     csr: CSR, score: str, value: str, operands: list[Tensor], *, fused: bool = True
 ) -> tuple[dict[str, None], Launch]:
-    """Return the backends of calls like this one, and its launch on a graph."""
+    """Return the backends of a call, and its launch on a graph."""
     kind = kind_of(csr)
     facts = [(t.dtype, *t.shape[1:], t.stride(0)) for t in operands]
     key = (score, value, fused, kind, csr.eid is None, dispatch_key(), *facts)
-    found = _bound.get(key)
-    if found is None and not fused:
-        found = _bound[key] = bind_unfused(csr, score, value, operands)
-    elif found is None:
+    entry = _bound.get(key)
+    if entry is None and not fused:
+        entry = _bound[key] = bind_unfused(csr, score, value, operands)
+    elif entry is None:
         shapes = shapes_of(operands)
         spec = OpSpec.on("attention", csr, operands[0], *extent(score, value, shapes), score=score,
                          formula=value, shapes=shapes, sharing=kind.sharing)  # fmt: skip
         decision, formulas = decide(spec), (parse(score), parse(value))
         bound = decision.kernel.bound(csr, formulas, operands)
-        found = _bound[key] = {decision.backend.name: None}, bound
-    return found[0], found[1](csr)
+        entry = _bound[key] = {decision.backend.name: None}, bound
+    return entry[0], entry[1](csr)
 
 
 def _attention(*args: Any) -> list[Tensor]:
-    csr, (operands, score, value) = csr_and_rest(args)
+    csr, (operands, score, value) = csr_and_arguments(args)
     (name, *_), launch = _launch(csr, score, value, operands)
     note_choice(name)
     run = launch.bound()
@@ -214,7 +214,7 @@ def _attention(*args: Any) -> list[Tensor]:
 
 
 def _attention_fake(*args: Any) -> list[Tensor]:
-    csr, (operands, score, value) = csr_and_rest(args)
+    csr, (operands, score, value) = csr_and_arguments(args)
     heads, width = extent(score, value, shapes_of(operands))
     rows, like = csr.num_rows, operands[0]
     wide = torch.float64 if like.dtype == torch.float64 else torch.float32

@@ -2,7 +2,7 @@
 
 With ``p`` the weight of an edge and ``g`` the gradient of the result, the gradient of its score is
 ``ds = p * (sum(g * value) - delta)``, where ``delta = sum(g * out)`` is one number per target and
-head: the sum over the target's edges of ``p * sum(g * value)`` never has to be made. The pass
+head, so that no pass over the edges of a target has to compute it. The pass
 computes p anew from the scores and the logarithm of their sum, and adds up the gradients of source
 operands. It writes ds (and p, if requested), E x heads, and the gradients of targets and edges are
 sums of formulas that read them.
@@ -56,13 +56,12 @@ class _GradientPlan(NamedTuple):
     the gradients of scores.
 
     Attributes:
-        sources: operands whose gradients are added up over sources, in the pass over the transposed
-            graph.
-        others: those of target and edge operands.
-        stores: the operands of others that the pass computes: gradients of scores, then weights.
-        formulas: of the pass, of sources and then what is stored; see
+        sources: operands with gradients from the pass over the transposed graph.
+        others: steps for the gradients of target and edge operands.
+        stores: operands of ``others`` from the pass: gradients of scores, then weights.
+        formulas: of the pass, for sources and then for stored values; see
             :class:`~pyg_accel.backends.attention.AttentionGradient`.
-        turned: score and value, as the transposed graph sees them.
+        turned: score and value on the transposed graph.
     """
 
     sources: tuple[int, ...]
@@ -99,14 +98,14 @@ def _plan(score: str, value: str, needs: tuple[bool, ...], shapes: Shapes) -> _G
         plain = map_operands(formula, partial(renumber, used))
         others.append(Step(index, sides[index], plain, used))
     # The weight of an edge is exp(score - total).
-    seen, total, delta = (Operand("u", n + i) for i in range(3))
+    upstream, total, delta = (Operand("u", n + i) for i in range(3))
     scores, values = swap_sides(scores), swap_sides(values)
-    made: dict[int, Formula] = {n + 1: Unary("exp", Binary("sub", scores, total))}
-    inner = Binary("sub", Sum(Binary("mul", seen, values)), delta)
-    made[n + 2] = Binary("mul", made[n + 1], inner)
+    per_edge: dict[int, Formula] = {n + 1: Unary("exp", Binary("sub", scores, total))}
+    inner = Binary("sub", Sum(Binary("mul", upstream, values)), delta)
+    per_edge[n + 2] = Binary("mul", per_edge[n + 1], inner)
     stores = tuple(i for i in (n + 2, n + 1) if any(i in step.used for step in others))
-    sums = [map_operands(f, lambda o: made.get(o.index, o)) for f in sources.values()]
-    formulas = tuple(map(str, (*sums, *map(made.get, stores))))
+    sums = [map_operands(f, lambda o: per_edge.get(o.index, o)) for f in sources.values()]
+    formulas = tuple(map(str, (*sums, *map(per_edge.get, stores))))
     return _GradientPlan(
         tuple(sources), tuple(others), stores, formulas, (str(scores), str(values))
     )
@@ -121,7 +120,7 @@ def operand_gradients(
     weight: Formula,
     of_score: Formula,
 ) -> dict[int, Formula]:
-    """Return what each edge adds to the gradients of operands.
+    """Return the contribution of each edge to the gradients of operands.
 
     Args:
         score: of the edge.
@@ -140,11 +139,11 @@ def operand_gradients(
             gradient(value, index, Binary("mul", grad, weight), sizes),
             gradient(score, index, of_score, sizes),
         ]
-        found: list[Formula] = [part for part in parts if part is not None]
-        if sizes[index][1] == 1:  # each by itself: what has one column is not to be added up again
-            found = [Sum(part) if shape_of(part, sizes)[1] != 1 else part for part in found]
-        if found:
-            wanted[index] = found[0] if len(found) == 1 else Binary("add", *found)
+        terms: list[Formula] = [part for part in parts if part is not None]
+        if sizes[index][1] == 1:  # one by one: a part with one column needs no sum
+            terms = [Sum(part) if shape_of(part, sizes)[1] != 1 else part for part in terms]
+        if terms:
+            wanted[index] = terms[0] if len(terms) == 1 else Binary("add", *terms)
     return wanted
 
 
@@ -156,7 +155,7 @@ def is_backward_fast(spec: OpSpec, needs: tuple[bool, ...]) -> bool:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class AttentionRule(RowRule):
-    """A call that is one operator; ``message`` are (heads, width) of its result.
+    """The gradient of a fused call; ``message`` is the (heads, width) of its result.
 
     Attributes:
         score: formula of the scores.
@@ -168,16 +167,16 @@ class AttentionRule(RowRule):
 
     @property
     def turns(self) -> bool:
-        """The pass is one over the transposed graph."""
+        """Whether the pass needs the transposed graph: always."""
         return True
 
     def size(self, index: int) -> tuple[int, int]:
-        """Return (heads, width) of what passes read: one number for a sum of scores."""
+        """Return (heads, width) of an operand of the passes; (heads, 1) for a sum of scores."""
         number = index >= len(self.sides) + 4
         return (self.message[0], 1) if number else super().size(index)
 
     def operators(self, graph: Graph | Arrays, edges: Edges | None, tensors: list[Any]) -> Gradient:
-        """Plan the pass of operators: of the parts, if it is differentiated again."""
+        """Plan the pass by operators; for double backward, by the unfused ones."""
         if tensors[-1] is None or not (edges or torch.is_grad_enabled()):
             return super().operators(graph, edges, tensors)
         edge_order = self.edge_order
@@ -190,14 +189,14 @@ class AttentionRule(RowRule):
         results = tuple(Result(i, reshaping(self.trailings[i])) for i in order)
         return Gradient((), (), [(run, False, tuple(range(len(tensors))), results)], {})
 
-    def passes(self, found: Passes, arrays: Arrays | None, special: Pass | None) -> list[Any]:
-        """Return the pass over the transposed graph, and those of targets and edges."""
-        n, grad = len(self.sides), found.ready[len(self.sides)]
-        plan = _plan(self.score, self.value, self.needs, kinds_of_shapes(self.shapes))
+    def passes(self, plan: Passes, arrays: Arrays | None, special: Pass | None) -> list[Any]:
+        """Return the pass over the transposed graph, and the passes for targets and edges."""
+        n, grad = len(self.sides), plan.ready[len(self.sides)]
+        gradients = _plan(self.score, self.value, self.needs, kinds_of_shapes(self.shapes))
         by_edge = grad.new_empty(0, grad.size(1), 1)  # weights, and gradients of scores
-        like = found.ready | {n + 1: by_edge, n + 2: by_edge}
-        sources = _SourcePass(plan, self.score, self.value, self.needs)
-        return [sources, *passes_of(plan.others, like)]
+        like = plan.ready | {n + 1: by_edge, n + 2: by_edge}
+        sources = _SourcePass(gradients, self.score, self.value, self.needs)
+        return [sources, *passes_of(gradients.others, like)]
 
 
 def attention_rule(
@@ -208,7 +207,7 @@ def attention_rule(
     shapes: Shapes,
     trailings: tuple[tuple[int, ...], ...],
 ) -> AttentionRule:
-    """Return how calls are differentiated that are one operator.
+    """Return the rule of fused calls.
 
     Args:
         score: formula of the scores.
@@ -239,46 +238,46 @@ class _SourcePass(NamedTuple):
 
     @property
     def operands(self) -> tuple[int, ...]:
-        """What it computes."""
+        """The computed gradients, by operand."""
         return self.plan.sources + self.plan.stores
 
     @property
     def used(self) -> tuple[int, ...]:
-        """What it reads: operands, both results, and the gradient of the first."""
+        """Its inputs: operands, both results, and the gradient of the first."""
         n = len(self.needs)
         return (*range(n), n + 3, n + 4, n)
 
     def sizes(self, tensors: Mapping[int, Tensor]) -> list[tuple[int, int]]:
-        """Return (heads, width) of what it computes of these operands."""
+        """Return (heads, width) of its results."""
         n = len(self.needs)
         heads, shapes = tensors[n].size(1), shapes_of([tensors[i] for i in range(n + 1)])
         sizes = dict(enumerate((*shapes, (heads, 1), (heads, 1))))
         return [(heads, shape_of(parse(text), sizes)[1]) for text in self.plan.formulas]
 
     def by_operators(self, arrays: Arrays) -> Callable[[CSR], Launch]:
-        """Return what launches the operator."""
-        rest = (self.score, self.value, list(self.needs))
+        """Return a function that launches the operator."""
+        arguments = (self.score, self.value, list(self.needs))
         return lambda csr: Launch(
-            lambda tensors: call("attention_gradients", *csr[:5], tensors, *rest), listed=True
+            lambda tensors: call("attention_gradients", *csr[:5], tensors, *arguments), listed=True
         )
 
     def bind(self, csr: CSR, tensors: list[Tensor]) -> tuple[str, Callable[[CSR], Launch]]:
-        """Return the backend that computes them, and what launches it on graphs of a kind."""
+        """Return the backend, and a function that launches its kernel on graphs of one kind."""
         plan, n, (*_, grad) = self.plan, len(self.needs), tensors
         spec = OpSpec.on("attention_backward", csr, grad, grad.size(1), grad.size(2),
                          shapes=shapes_of(tensors[:n]), **plan.facts)  # fmt: skip
         decision, (score, value) = decide(spec), map(parse, plan.turned)
         formulas, count = tuple(map(parse, plan.formulas)), len(plan.sources)
 
-        def given(tensors: list[Tensor]) -> AttentionGradient:
+        def problem(tensors: list[Tensor]) -> AttentionGradient:
             out, total, grad = tensors[n:]
             return AttentionGradient(score, value, formulas[:count], formulas[count:], tensors[:n],
                                      grad, out, total)  # fmt: skip
 
         kernel, name = decision.kernel, decision.backend.name
         if kernel.bind is not None:
-            return name, kernel.bind(csr, given(tensors))
-        return name, lambda csr: Launch(lambda t: kernel.run(csr, given(t)), listed=True)
+            return name, kernel.bind(csr, problem(tensors))
+        return name, lambda csr: Launch(lambda t: kernel.run(csr, problem(t)), listed=True)
 
 
 def _pass_of(args: tuple[Any, ...]) -> tuple[CSR, _SourcePass, list[Tensor]]:

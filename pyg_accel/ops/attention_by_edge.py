@@ -2,7 +2,7 @@
 
 Forward: the largest score of each target; the exponentials of scores and their sums; the weighted
 sum of values. Backward: the gradient of the weights, its sum over each target, and the gradients of
-the values; then the gradients of what scores read.
+the values; then the gradients of the operands of scores.
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ def attention_plan_of(
     operands: Sequence[Tensor],
     needs: tuple[bool, ...],
 ) -> EdgePlan | None:
-    """Return the plan for calls like this one; None if they need the rows of a graph.
+    """Return the plan of a kind of call; None if it needs the rows of a graph.
 
     Args:
         edges: the graph.
@@ -55,8 +55,8 @@ def attention_plan_of(
     heads, width = extent(score, value, sizes)
     if shape_of(both[0], dict(enumerate(sizes)))[1] != 1 or 0 in (heads, width):
         return None
-    n, known = len(operands), dict(enumerate(sizes))
-    scores, values = (without_narrow_sums(formula, known) for formula in both)
+    n, shapes = len(operands), dict(enumerate(sizes))
+    scores, values = (without_narrow_sums(formula, shapes) for formula in both)
     share = Unary("exp", Binary("sub", scores, Operand("v", n)))
     weight = Binary("div", Operand("e", n + 1), Operand("v", n + 2))
     recorded = any(needs)
@@ -73,7 +73,7 @@ def attention_plan_of(
 
 
 def _gradients(rule: AttentionRule, sizes: Sizes, degrees: int) -> tuple[Passes, list[int]]:
-    """The passes of the gradients: of what only values read, and of what scores read."""
+    """The passes of the gradients: operands of values alone, then operands of scores."""
     n, number = len(rule.sides), (rule.message[0], 1)
     grad, total, share = Operand("v", n), Operand("v", n + 4), Operand("e", n + 5)
     of_weight, sums = Operand("e", degrees + 1), Operand("v", degrees + 2)

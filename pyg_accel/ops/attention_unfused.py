@@ -31,12 +31,12 @@ __all__ = ["bind_unfused", "differentiated", "extent", "unfused"]
 
 
 class _Part(NamedTuple):
-    """One operator; its result is one more operand.
+    """One operator; its result is an operand of the next ones.
 
     Attributes:
-        text: of the message; None for the softmax of scores.
-        used: operands that it reads.
-        reduce: of the messages.
+        text: formula of the message; None for the softmax of scores.
+        used: indices of its operands.
+        reduce: reduction of the messages.
     """
 
     text: str | None
@@ -63,11 +63,11 @@ def unfused(
     heads, width = extent(score, value, shapes_of(operands))
     tensors = list(operands)
     for text, used, reduce in _parts(score, value, len(tensors)):
-        given = [tensors[i] for i in used]
+        inputs = [tensors[i] for i in used]
         if text is None:
-            out = edge_softmax(graph, given[0].squeeze(-1), edge_order=edge_order)
+            out = edge_softmax(graph, inputs[0].squeeze(-1), edge_order=edge_order)
         else:
-            out = gspmm(graph, text, given, reduce=reduce, edge_order=edge_order)
+            out = gspmm(graph, text, inputs, reduce=reduce, edge_order=edge_order)
         tensors.append(out if out.dim() == 3 else out.unsqueeze(-1))
     return tensors[-1].expand(-1, heads, width)
 
@@ -81,17 +81,17 @@ def differentiated(
     *,
     edge_order: bool,
 ) -> tuple[tuple[int, ...], Callable[..., list[Tensor]]]:
-    """Return the operands that need gradients, and what computes these by the parts of attention.
+    """Return the operands that need gradients, and a function that computes these gradients.
 
-    It takes the operands, which become [rows, *sizes], and, last, the gradient of the result.
-    Gradients that are recorded have derivatives of every order.
+    It takes the operands, folded to [rows, *sizes], and the gradient of the result. The unfused
+    operators have derivatives of every order.
     """
     wanted = tuple([i for i, need in enumerate(needs) if need])
 
     def run(*tensors: Tensor) -> list[Tensor]:
         recorded = torch.is_grad_enabled()
         with torch.enable_grad():
-            # Each a tensor of its own: one may be an operand twice, or be made from another.
+            # Separate tensors: an operand may occur twice, or be computed from another.
             operands = [t.view_as(t) if recorded else t.detach().requires_grad_(need)
                         for t, need in zip(tensors, needs, strict=False)]  # fmt: skip
             folded = [contiguous_rows(t.reshape(t.size(0), *size))
@@ -108,39 +108,39 @@ def differentiated(
 def bind_unfused(
     csr: CSR, score: str, value: str, operands: list[Tensor]
 ) -> tuple[dict[str, None], Callable[[CSR], Launch]]:
-    """Return the backends of the parts, and what launches all on graphs of a kind.
+    """Return the backends of the parts, and a function that launches all on graphs of one kind.
 
     Args:
         csr: a graph of that kind.
         score: formula of the scores.
         value: of the values.
-        operands: [rows, H, F], like those of every call.
+        operands: example operands, [rows, H, F].
     """
     heads, width = extent(score, value, shapes_of(operands))
     tensors, backends = list(operands), dict[str, None]()
     parts: list[tuple[Callable[[CSR], Launch], tuple[int, ...]]] = []
     for text, used, reduce in _parts(score, value, len(tensors)):
-        given = [tensors[i] for i in used]
+        inputs = [tensors[i] for i in used]
         bound: Callable[[CSR], Launch]
         if text is None:
-            name, softmax = softmax_of(csr, given[0].squeeze(-1))
+            name, softmax = softmax_of(csr, inputs[0].squeeze(-1))
             bound = partial(_softmax_launch, softmax)
         else:
-            name, bound = bind_gspmm(csr, text, (reduce,), given, want_arg=False)
+            name, bound = bind_gspmm(csr, text, (reduce,), inputs, want_arg=False)
         parts.append((bound, used))
         backends[name] = None
         # Launches depend on shapes alone: nothing runs before the call itself.
         rows = csr.col.numel() if reduce == "none" else csr.num_rows
-        sizes = dict(enumerate(shapes_of(given)))
-        size = shape_of(parse(text), sizes) if text is not None else (given[0].size(1), 1)
-        tensors.append(given[0].new_empty(rows, *size))
+        sizes = dict(enumerate(shapes_of(inputs)))
+        size = shape_of(parse(text), sizes) if text is not None else (inputs[0].size(1), 1)
+        tensors.append(inputs[0].new_empty(rows, *size))
 
     def on(csr: CSR) -> Launch:
         launches = [(bound(csr), used) for bound, used in parts]
         functions = [(launch.bound(), launch.listed, used) for launch, used in launches]
 
-        def run(*given: Tensor) -> Tensor:
-            tensors = list(given)
+        def run(*inputs: Tensor) -> Tensor:
+            tensors = list(inputs)
             for function, listed, used in functions:
                 read: Any = map(tensors.__getitem__, used)
                 outs = function([*read]) if listed else function(*read)
@@ -166,7 +166,7 @@ def extent(score: str, value: str, shapes: Shapes) -> tuple[int, int]:
         raise ValueError(f"expected one score per edge and head (got {one} of {score})")
     if has_sum(parse(value)):
         raise ValueError(f"expected a value without sums over the width (got {value})")
-    own, width = shape_of(parse(value), sizes)
-    if heads != own and 1 not in (heads, own):
-        raise ValueError(f"scores of {heads} heads and values of {own} do not broadcast")
-    return (own if heads == 1 else heads), width
+    value_heads, width = shape_of(parse(value), sizes)
+    if heads != value_heads and 1 not in (heads, value_heads):
+        raise ValueError(f"scores of {heads} heads and values of {value_heads} do not broadcast")
+    return (value_heads if heads == 1 else heads), width

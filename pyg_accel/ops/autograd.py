@@ -1,9 +1,8 @@
-"""The one autograd function: a call of an operator as a node, and how its gradient is stated.
+"""The autograd function of all operators, and the rules that state their gradients.
 
-The gradient of an operator is stated once, by a :class:`Rule`. It plans a :class:`Gradient`: the
-launches of a backward pass, which are those of kernels where nothing looks at the pass, and calls
-of operators where it is differentiated again or observed. Eager calls (:mod:`.plan`) and registered
-operators (:mod:`.operator`) make the same node.
+A :class:`Rule` states the gradient of an operator once. It plans a :class:`Gradient`, the launches
+of a backward pass: kernels, or calls of operators if the pass is differentiated again or observed.
+Eager calls (:mod:`.plan`) and registered operators (:mod:`.operator`) record the same node.
 """
 
 from collections.abc import Callable, Sequence
@@ -38,9 +37,9 @@ Fold = Callable[[Tensor], Tensor] | None
 
 
 class Result(NamedTuple):
-    """What a launch computes: the gradient of an operand, and what brings it to its shape.
+    """A result of a launch: the gradient of an operand, and the function that fits its shape.
 
-    None in place of the operand: what later launches read, behind all other tensors.
+    Without an operand it is an input of later launches, appended to all other tensors.
     """
 
     operand: int | None
@@ -51,12 +50,12 @@ class Gradient(NamedTuple):
     """A backward pass.
 
     Attributes:
-        constants: what it reads of the graph; behind saved tensors and gradients of results.
-        folds: (place, change) of those that are not read as they are.
-        launches: functions, whether they take a list, the places of what they read, and the
-            gradients that they compute. Over an edge list, they take the list and its sizes first,
-            and degrees of targets are behind the gradients of results.
-        backends: that run it.
+        constants: tensors of the graph, after saved tensors and gradients of results.
+        folds: (place, function) for tensors that change their layout first.
+        launches: functions, whether they take a list, the places of their inputs, and their
+            results. Over an edge list, they take the list and its sizes first, and degrees of
+            targets follow the gradients of results.
+        backends: names of the backends.
     """
 
     constants: tuple[Tensor, ...]
@@ -69,43 +68,42 @@ NO_GRADIENT = Gradient((), (), (), {})  # results have none
 
 
 class Rule(Protocol):
-    """How calls of a kind are differentiated."""
+    """The gradient of a kind of call."""
 
     def bind(self, graph: Any, tensors: list[Any]) -> Gradient | None:
-        """Plan a pass of kernels for saved tensors and gradients like these; None if there is none.
+        """Plan a pass of kernels for saved tensors and gradients like these; None without one.
 
         The graph is an edge list (:class:`~pyg_accel.graph.csr.Edges`) if it is not built.
         """
 
     def operators(self, graph: Any, edges: Edges | None, tensors: list[Any]) -> Gradient:
-        """Plan a pass of operators, which can be differentiated again.
+        """Plan a differentiable pass of operators.
 
         Args:
             graph: the graph, or its :class:`~.arrays.Arrays`.
-            edges: if the call ran on an edge list; the rule may change the saved tensors to what a
-                call on the graph saves.
-            tensors: saved ones, and gradients of results.
+            edges: the edge list of the call, if it ran on one; the rule may replace saved tensors
+                by those that a call on the graph saves.
+            tensors: saved tensors and gradients of results.
         """
 
 
 @dataclass(slots=True, eq=False)
 class OperatorPlan:
-    """How calls of a kind run on a graph.
+    """The execution of a kind of call on a graph.
 
     Attributes:
-        compute: of the operands, returns a tensor or a sequence of them: see :func:`computing`; of
-            the graph, the edges and a list of operands for calls over an edge list.
-        backends: that run it.
-        results: how many a call returns, in a list; 0 if it returns a tensor. What is computed
-            behind them is only saved.
-        rule: how it is differentiated; None if no gradient is needed.
-        keeps: what the gradient reads, by places in operands and results.
-        saves: the operands among them that are features of nodes.
-        repeats: it reads the operands and the result, which is computed again if it was changed in
-            place meanwhile.
-        facts: of a graph on a GPU of which it is not known yet whether it stays.
-        asked: the backend that was asked for by name, or ``"auto"``.
-        gradients: backward passes, by strides of what they read.
+        compute: takes the operands and returns a tensor or a sequence of tensors, see
+            :func:`computing`; over an edge list, takes the graph, the edges and a list of operands.
+        backends: names of the backends.
+        results: number of returned results, in a list; 0 for a tensor. Further results are saved
+            for the gradient.
+        rule: states the gradient; None if no gradient is needed.
+        keeps: places of saved tensors in operands and results.
+        saves: the saved operands that are features of nodes.
+        repeats: the result is saved, and computed again if it has changed in place since.
+        facts: of a graph on a GPU that may not be used again.
+        requested: the backend that the caller named, or ``"auto"``.
+        gradients: backward passes, by strides of their inputs.
     """
 
     compute: Callable[..., Any]
@@ -116,31 +114,31 @@ class OperatorPlan:
     saves: tuple[int, ...] = ()
     repeats: bool = False
     facts: Facts | None = None
-    asked: str = "auto"
+    requested: str = "auto"
     gradients: dict[Any, Gradient] = field(default_factory=dict)
 
     def differentiate_by(self, rule: Rule, keeps: tuple[int, ...], sides: Sequence[str]) -> None:
-        """Set what differentiates calls, and what it reads; ``sides`` are those of the operands."""
+        """Set the rule of the gradient and its saved tensors; ``sides`` belong to the operands."""
         self.rule, self.keeps = rule, keeps
         self.saves = tuple([i for i, side in enumerate(sides) if i in keeps and side != "e"])
 
     def by_operators(self, graph: Any, edges: Edges | None, tensors: list[Any]) -> Gradient:
         """Plan a backward pass that is differentiated again, or observed."""
         assert self.rule is not None
-        with self._as_asked():
+        with self._with_requested():
             gradient = self.rule.operators(graph, edges, tensors)
-        if self.asked == "auto":
+        if self.requested == "auto":
             return gradient
         launches = [(partial(self._run, launch[0]), *launch[1:]) for launch in gradient.launches]
         return gradient._replace(launches=launches)
 
     def _run(self, function: Callable[..., Any], *args: Any) -> Any:
-        with self._as_asked():
+        with self._with_requested():
             return function(*args)
 
-    def _as_asked(self) -> AbstractContextManager[None]:
-        """Prefer the backend that was named for the forward pass: other threads do not know it."""
-        return nullcontext() if self.asked == "auto" else prefer_backend(self.asked)
+    def _with_requested(self) -> AbstractContextManager[None]:
+        """Prefer the backend of the forward pass, which may have run in another thread."""
+        return nullcontext() if self.requested == "auto" else prefer_backend(self.requested)
 
     def bind(
         self, graph: Any, edges: Edges | None, key: Any, tensors: list[Tensor | None]
@@ -149,15 +147,15 @@ class OperatorPlan:
         if any(isinstance(part, Tensor) for part in key):
             return None
         assert self.rule is not None
-        with self._as_asked():
+        with self._with_requested():
             gradient = self.rule.bind(graph if edges is None else edges, tensors)
-        # What is made of a graph while one is captured is its own.
+        # Tensors that are allocated during a capture belong to the captured graph.
         if gradient is not None and not (edges is None and graph and is_captured(graph.col)):
             self.gradients[key] = gradient
         return gradient
 
     def count_use_and_check_reuse(self, graph: Graph) -> bool:
-        """Count a use; return whether more is known of the graph than when the plan was made."""
+        """Count a use; return whether the graph is now in repeated use, so that a new plan pays."""
         assert self.facts is not None
         self.facts.uses += 1
         return self.facts.stays and not is_captured(graph.col)
@@ -180,7 +178,7 @@ class _Operation(torch.autograd.Function):
             ctx.save_for_backward(edges.edge_index, *map(every.__getitem__, plan.keeps))
         if plan.keeps and edges is None:
             every = [*operands, *outs] if type(outs) in _SEVERAL else [*operands, outs]
-            if plan.repeats:  # changes in place of the result are no changes of what is saved
+            if plan.repeats:  # the result may change in place: save one with another version
                 ctx.result, ctx.version = outs[0].detach(), outs[0]._version
                 every[len(operands)] = outs[0].data
             ctx.save_for_backward(*map(every.__getitem__, plan.keeps))
@@ -214,7 +212,7 @@ class _Operation(torch.autograd.Function):
         tensors += gradient.constants if edges is None else (graph.counts,)
         for place, fold in gradient.folds:
             tensors[place] = fold(tensors[place])
-        found: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
+        operand_grads: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
         for function, listed, used, results in gradient.launches:
             read: Any = map(tensors.__getitem__, used)
             if edges is not None:
@@ -227,15 +225,15 @@ class _Operation(torch.autograd.Function):
                 if operand is None:
                     tensors.append(out)
                 else:
-                    found[3 + operand] = out
+                    operand_grads[3 + operand] = out
         names = chosen.get()
         if names is not None:
             names.update(gradient.backends)
-        return tuple(found)
+        return tuple(operand_grads)
 
 
 apply: Any = _Operation.apply
-# Whether function transforms are active, which is what it asks, was asked before.
+# Skips the check for function transforms of ``Function.apply``: callers have made it.
 apply_unchecked: Any = super(torch.autograd.Function, _Operation).apply
 
 
@@ -245,23 +243,23 @@ def each_of(
     """Call a function for each item of a batch: no kernel takes one.
 
     Args:
-        function: of tensors, lists of them, and other things.
+        function: takes tensors, lists of tensors, and other values.
         size: of the batch.
-        dims: which dimension of each argument counts the items; None for those without.
-        args: of all items.
+        dims: the batch dimension of each argument; None for arguments without one.
+        args: arguments for all items.
 
     Returns:
-        The stacked results, and the dimensions that count them.
+        The stacked results, and their batch dimensions.
     """
     flat, form = tree_flatten(args)
     places = tree_flatten(dims)[0]
     outs = []
     for item in range(size):
-        given = [
+        item_args = [
             value if place is None else value.select(place, item).contiguous()
             for value, place in zip(flat, places, strict=True)
         ]
-        outs.append(tree_flatten(function(*tree_unflatten(given, form))))
+        outs.append(tree_flatten(function(*tree_unflatten(item_args, form))))
     stacked = [None if column[0] is None else torch.stack(column) for column in
                zip(*(values for values, _ in outs), strict=True)]  # fmt: skip
     result = tree_unflatten(stacked, outs[0][1])
@@ -269,9 +267,9 @@ def each_of(
 
 
 def _is_batch(grads: Any) -> bool:
-    """Whether gradients are many at once, as for ``torch.autograd.grad(is_grads_batched=True)``.
+    """Whether gradients are a batch, as for ``torch.autograd.grad(is_grads_batched=True)``.
 
-    Function transforms (``torch.func``) make batches of another kind, which the dispatcher knows.
+    Batches of function transforms (``torch.func``) are handled by the dispatcher.
     """
     if type(grads) is list:
         return any(_is_batch(grad) for grad in grads)
@@ -287,15 +285,15 @@ def _each_gradient(
     flat, form = tree_flatten(grads)
     dims: list[int | None] = [None] * len(flat)
     size = 0
-    while not size:  # batches of batches: the innermost that these are of
+    while not size:  # nested batches: find the innermost level of these
         for place, grad in enumerate(flat):
             if _is_batch(grad):
                 whole = torch._remove_batch_dim(grad, level, 0, 0)  # [0, ...] of another level's
                 if whole.size(0):
                     flat[place], dims[place], size = whole, 0, whole.size(0)
         level -= not size
-    found, _ = each_of(differentiate, size, tree_unflatten(dims, form), tree_unflatten(flat, form))
+    each, _ = each_of(differentiate, size, tree_unflatten(dims, form), tree_unflatten(flat, form))
     grads = tree_map(
-        lambda grad: None if grad is None else torch._add_batch_dim(grad, 0, level), found
+        lambda grad: None if grad is None else torch._add_batch_dim(grad, 0, level), each
     )
     return grads

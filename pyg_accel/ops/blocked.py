@@ -1,7 +1,7 @@
 """Functions of a graph's edges, run a block of target rows at a time.
 
-The results are those of one call on all edges. Intermediate tensors are freed with their block,
-and the backward pass computes them again: peak memory is that of a block.
+The results equal one call on all edges. Intermediate tensors are freed with their block,
+and the backward pass computes them again: peak memory does not grow with the graph.
 """
 
 import sys
@@ -18,7 +18,7 @@ from pyg_accel.ops.blocks import Block, blocks_of, edges_of_a_block
 
 __all__ = ["Function", "in_blocks"]
 
-# Of a block and the parts of all tensors that belong to it: results per target, or per edge.
+# From a block and its parts of all tensors to results per target, or per edge.
 Function = Callable[[Block, list[Tensor]], list[Tensor]]
 
 
@@ -33,14 +33,14 @@ def in_blocks(
     of_edges: bool = False,
     by_degree: bool = False,
 ) -> list[Tensor]:
-    """Run a function on every block of a graph, and put its results together.
+    """Run a function on every block of a graph, and join the results.
 
     Args:
         graph: CSR by target.
-        bytes_per_edge: what the function makes of an edge: a block fits into the cache.
-        function: gets a block, and of every tensor what belongs to it. It must draw no random
-            numbers, change nothing, and read no tensor with gradients that it is not given.
-        tensors: what it reads.
+        bytes_per_edge: intermediate results per edge, which fit into the cache for a block.
+        function: takes a block and its part of every tensor. It must draw no random numbers,
+            have no side effects, and read no other tensor with gradients.
+        tensors: inputs of the function.
         sides: of every tensor: ``"u"`` has a row for each source node, ``"v"`` one for each target,
             ``"e"`` one for each edge, and ``"w"`` is read as a whole by all blocks.
         num_rows: of the results.
@@ -54,8 +54,8 @@ def in_blocks(
     needs = tuple([torch.is_grad_enabled() and t.requires_grad for t in tensors])
     if not any(needs):
         return _forward(how, tensors)
-    plan = OperatorPlan(lambda *given: _forward(how, given), {}, sys.maxsize, _Rule(how, needs),
-                        tuple(range(len(tensors))), asked=asked_for())  # fmt: skip
+    plan = OperatorPlan(lambda *args: _forward(how, args), {}, sys.maxsize, _Rule(how, needs),
+                        tuple(range(len(tensors))), requested=asked_for())  # fmt: skip
     return list(apply(plan, None, None, *tensors))
 
 
@@ -63,7 +63,7 @@ _How = tuple[tuple[Block, ...], Function, tuple[str, ...], int, bool]
 
 
 def _part(block: Block, side: str, tensor: Tensor) -> Tensor:
-    """What of a tensor belongs to a block."""
+    """The rows of a tensor for a block."""
     if side == "w":
         return tensor
     return tensor.index_select(0, _places(block, side))
@@ -78,54 +78,54 @@ def _forward(how: _How, tensors: Sequence[Tensor]) -> list[Tensor]:
     outs: list[Tensor] = []
     for block in blocks:
         parts = [_part(block, side, t) for side, t in zip(sides, tensors, strict=True)]
-        made = function(block, parts)
+        results = function(block, parts)
         if not outs:
-            outs = [t.new_empty(num_rows, *t.shape[1:]) for t in made]
+            outs = [t.new_empty(num_rows, *t.shape[1:]) for t in results]
         where = block.edges if of_edges else block.rows
-        for out, t in zip(outs, made, strict=True):
+        for out, t in zip(outs, results, strict=True):
             out.index_copy_(0, where, t)
     return outs
 
 
 class _Rule(NamedTuple):
-    """How a call of :func:`in_blocks` is differentiated: every block runs again."""
+    """The gradient of :func:`in_blocks`: every block runs again."""
 
     how: _How
     needs: tuple[bool, ...]
 
     def bind(self, graph: Any, tensors: list[Any]) -> None:
-        """Plan no pass of kernels: what blocks run is not known."""
+        """Return None: kernels of the function are unknown."""
 
     def operators(self, graph: Any, edges: Any, tensors: list[Any]) -> Gradient:
-        """Plan the pass of what blocks run."""
+        """Plan the pass that runs all blocks again."""
         wanted = tuple([Result(i, None) for i, need in enumerate(self.needs) if need])
         return Gradient((), (), [(self.run, True, tuple(range(len(tensors))), wanted)], {})
 
     def run(self, tensors: list[Any]) -> list[Tensor]:
-        """Run every block, and add up its gradients: those of half precision in float32."""
+        """Run every block, and sum up the gradients, half precision in float32."""
         (blocks, function, sides, _, of_edges), recorded = self.how, torch.is_grad_enabled()
         count = len(sides)
-        # Each a tensor of its own: one may be read at several sides, or be made from another.
-        own = [t.view_as(t) if recorded else t.detach() for t in tensors[:count]]
+        # Separate tensors: one may be read at several sides, or be computed from another.
+        inputs = [t.view_as(t) if recorded else t.detach() for t in tensors[:count]]
         wanted = [n for n, need in enumerate(self.needs) if need]
-        wide = {n: torch.promote_types(own[n].dtype, torch.float32) for n in wanted}
-        found = {n: own[n].new_zeros(own[n].shape, dtype=dtype) for n, dtype in wide.items()}
+        wide = {n: torch.promote_types(inputs[n].dtype, torch.float32) for n in wanted}
+        sums = {n: inputs[n].new_zeros(inputs[n].shape, dtype=dtype) for n, dtype in wide.items()}
         grads = {n: grad for n, grad in enumerate(tensors[count:]) if grad is not None}
-        # What autocast did in the forward pass, nothing, must not depend on where this runs.
-        with torch.autocast(own[0].device.type, enabled=False):
+        # The forward pass ran without autocast, and so does this.
+        with torch.autocast(inputs[0].device.type, enabled=False):
             for block in blocks if grads else ():
                 with torch.enable_grad():
-                    parts = [_part(block, side, t) for side, t in zip(sides, own, strict=True)]
+                    parts = [_part(block, side, t) for side, t in zip(sides, inputs, strict=True)]
                     if not recorded:
                         parts = [part.detach().requires_grad_(need)
                                  for part, need in zip(parts, self.needs, strict=True)]  # fmt: skip
-                    made = function(block, parts)
+                    results = function(block, parts)
                 where = block.edges if of_edges else block.rows
-                chosen = [n for n in grads if made[n].requires_grad]
+                chosen = [n for n in grads if results[n].requires_grad]
                 if not chosen:
                     continue
                 got = torch.autograd.grad(
-                    [made[n] for n in chosen], [parts[n] for n in wanted],
+                    [results[n] for n in chosen], [parts[n] for n in wanted],
                     [grads[n].index_select(0, where) for n in chosen],
                     allow_unused=True, create_graph=recorded,
                 )  # fmt: skip
@@ -133,9 +133,9 @@ class _Rule(NamedTuple):
                     if grad is None:
                         continue
                     if sides[n] == "w":
-                        found[n] += grad
+                        sums[n] += grad
                     elif sides[n] == "u":  # each once in a block, so the sum has one order
-                        found[n].index_add_(0, block.sources, grad.to(wide[n]))
+                        sums[n].index_add_(0, block.sources, grad.to(wide[n]))
                     else:  # each once in all blocks
-                        found[n].index_copy_(0, _places(block, sides[n]), grad.to(wide[n]))
-        return [found[n].to(own[n].dtype) for n in wanted]
+                        sums[n].index_copy_(0, _places(block, sides[n]), grad.to(wide[n]))
+        return [sums[n].to(inputs[n].dtype) for n in wanted]

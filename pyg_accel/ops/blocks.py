@@ -1,10 +1,9 @@
 """A graph in blocks of target rows: all edges of a target are in one block.
 
-What a network makes of every edge is E x H numbers, which are reduced over the targets at once. So
-the network runs on the edges of a block, and the next block takes the place of the one before. On a
-CPU the numbers of a block stay in the last-level cache. On a GPU the launches of a block cost as
-much as a millisecond of work, so there blocks are large, and only for what does not fit. The blocks
-of a graph are cut once, and kept with it.
+A network on edges computes E x H numbers, which a reduction over the targets consumes at once. So
+it runs block by block, in the same memory. On a CPU the numbers of a block stay in the last-level
+cache. On a GPU the launches of a block cost as much as a millisecond of work, so blocks are large,
+and only used for networks that do not fit. The blocks of a graph are stored with it.
 """
 
 import os
@@ -26,19 +25,19 @@ __all__ = [
 ]  # fmt: skip
 
 _FEWEST = 1 << 10  # edges of a block
-_PART = 16  # of a GPU's memory, for what a network makes of edges at a time
-_FEW = 4  # a block of a fourth of its edges takes less than filling up rows of other degrees
+_PART = 16  # of the memory of a GPU, for the edges of a block
+_FEW = 4  # a block with a fourth of the edges is cheaper than padding rows of other degrees
 
 
 class Block(NamedTuple):
-    """Some targets, with all edges into them.
+    """Some targets, with all their incoming edges.
 
     Attributes:
-        graph: one row for each target, one column for each source node that has edges to them.
+        graph: one row for each target, one column for each source node of their edges.
         rows: [rows of the graph], the target nodes.
         sources: [columns of the graph], the source nodes, each once.
-        edges: [edges of the graph], their places in the edge list, in the order of the graph.
-        degree: the most edges of a target; 0 where targets are not ordered by it.
+        edges: [edges of the graph], places in the edge list, in the order of the graph.
+        degree: largest degree of a target; 0 where targets are not ordered by degree.
     """
 
     graph: Graph
@@ -57,8 +56,8 @@ def edges_of_a_block(bytes_per_edge: int, device: torch.device) -> int:
     """Return how many edges fill the last-level cache, or a part of a GPU's memory.
 
     Args:
-        bytes_per_edge: what a network makes of an edge, with gradients where there are any.
-        device: where it runs.
+        bytes_per_edge: intermediate results of an edge, with gradients if there are any.
+        device: of the network.
 
     Returns:
         A power of two.
@@ -69,15 +68,15 @@ def edges_of_a_block(bytes_per_edge: int, device: torch.device) -> int:
 
 
 def fits_whole(size: int, device: torch.device) -> bool:
-    """Return whether what a network makes of all edges is to be there at once: never on a CPU.
+    """Return whether a network runs on all edges at once: never on a CPU.
 
     Args:
-        size: its bytes.
-        device: where it runs.
+        size: bytes of its intermediate results.
+        device: of the network.
     """
     if device.type != "cuda" or size > _part_of_memory(device):
         return False
-    if is_capturing():  # cutting a graph would wait for the device
+    if is_capturing():  # cutting a graph waits for the device
         return True
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return 2 * size <= free_bytes(device) + unused
@@ -107,11 +106,11 @@ def _last_level() -> int:
 
 
 def padded_degrees(degree: Tensor, fewest: int = 0) -> Tensor:
-    """Round degrees up to 1, 2, 3, 4, 6, 8, 12, 16, 24, ...: to less than 3 / 2 of them.
+    """Round degrees up to 1, 2, 3, 4, 6, 8, 12, 16, 24, ...: by less than a factor of 3 / 2.
 
     Args:
         degree: of every target.
-        fewest: edges that targets of one degree must have together for it to stay as it is.
+        fewest: total edges from which targets of one degree are not rounded.
     """
     power = 1 << torch.arange(40, dtype=torch.int64)
     steps = torch.cat([power, power[1:] + (power[1:] >> 1)]).unique().to(degree.device)
@@ -127,9 +126,9 @@ def blocks_of(graph: Graph, most: int, *, by_degree: bool = False) -> list[Block
 
     Args:
         graph: CSR by target.
-        most: edges of a block. A target with more of them is a block of its own.
-        by_degree: the targets of a block have about the same number of edges, as
-            :func:`padded_degrees` says; else they are neighbours.
+        most: edges of a block. A target with more edges is a block by itself.
+        by_degree: the targets of a block have the same padded degree, see
+            :func:`padded_degrees`; by default they are consecutive.
     """
     key = "blocks", most, by_degree
     return derived((graph,), key, lambda: _cut(graph, most, by_degree=by_degree), lasting=True)
@@ -180,8 +179,8 @@ def _by_degree(graph: Graph, most: int) -> Iterator[Block]:
 
 def _block(graph: Graph, rows: Tensor, starts: Tensor, entries: Tensor, degree: int) -> Block:
     sources, local = torch.unique(graph.col[entries], return_inverse=True)
-    own = Graph.trusted(
+    subgraph = Graph.trusted(
         starts.contiguous(), local.to(graph.col.dtype), None, sources.numel(), sorted=graph.sorted
     )
     edges = entries if graph.perm is None else graph.perm[entries]
-    return Block(own, rows, sources.long(), edges.long(), degree)
+    return Block(subgraph, rows, sources.long(), edges.long(), degree)

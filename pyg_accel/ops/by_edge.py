@@ -1,7 +1,7 @@
-"""How eager calls run on a graph that has no CSR form: passes over its edge list.
+"""Eager calls on a graph without a CSR form: passes over its edge list.
 
-A plan depends on the kind of a call alone, not on the graph, so that a graph that is new in each
-step costs nothing but the launches: one for the call, and one for the gradients of all operands.
+A plan depends on the kind of call but not on the graph, so that a new graph in each step costs only
+the launches: one for the call, and one for the gradients of all operands.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,9 +33,9 @@ __all__ = [
     "without_narrow_sums",
 ]  # fmt: skip
 
-# Seconds a byte that an edge reads or adds, beyond what kernels take that have rows (H100).
+# Seconds per byte read or added by an edge, in excess of kernels over rows (H100).
 EXTRA_SECONDS = 2e-13
-HOST_SECONDS = 8e-5  # that the gradient over an edge list takes the host beside that over rows
+HOST_SECONDS = 8e-5  # of the host: excess of the gradient over an edge list
 # Of building a graph, its transpose and the plans of a few calls on an H100, host included.
 BUILD_SECONDS, BUILD_SECONDS_AN_EDGE = 5e-4, 3e-10
 MOST_COUNTED = 2**24  # edges of a node that float32 can count
@@ -47,12 +47,12 @@ Launch = Callable[[Tensor, Sequence[int], Sequence[Tensor]], list[Tensor]]
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class EdgePlan(OperatorPlan):
-    """How calls of a kind run on any graph that is not built.
+    """The execution of a kind of call on any graph that is not built.
 
     Attributes:
         sides: of the operands.
-        counts: it reads the degrees of targets.
-        bytes: that an edge reads and adds, the gradient included.
+        counts: whether it reads the degrees of targets.
+        bytes: read and added by an edge, in the gradient too.
     """
 
     sides: tuple[str, ...]
@@ -63,13 +63,13 @@ class EdgePlan(OperatorPlan):
 def computing(
     launch: Launch, folds: Sequence[Fold], counting: Launch | None = None
 ) -> Callable[[Graph, Edges, Sequence[Tensor]], list[Tensor]]:
-    """Return what computes the results of a call, and what is only saved.
+    """Return a function that computes the results of a call, and the saved tensors.
 
     Args:
-        launch: of the edge list, its sizes and the operands, with the degrees of targets behind
-            them if there is ``counting``.
-        folds: what brings each operand into the layout of the kernel.
-        counting: launches the same where degrees are not known yet, which are its first result.
+        launch: takes the edge list, its sizes and the operands, followed by the degrees of targets
+            if there is ``counting``.
+        folds: functions that bring each operand into the layout of the kernel.
+        counting: a launch that computes the degrees too, as its first result.
     """
     changes = [(place, fold) for place, fold in enumerate(folds) if fold is not None]
 
@@ -98,16 +98,16 @@ def plan_passes(
     counts: bool = False,
     last: bool = False,
 ) -> EdgePlan | None:
-    """Return the plan of calls; None if no backend is faster than to build the graph.
+    """Return a plan; None if no backend is faster than building the graph.
 
     Args:
         edges: a graph of the kind.
-        rule: how calls are differentiated.
+        rule: states the gradient.
         passes: of the call.
         operands: of the call.
-        results: how many a call returns, in a list; 0 if it returns a tensor.
-        counts: passes read the degrees of targets, behind the operands.
-        last: the result is what the last pass computes.
+        results: number of returned results, in a list; 0 for a tensor.
+        counts: passes read the degrees of targets, after the operands.
+        last: the last pass computes the result.
     """
     of, dtype, counting = rule.rule, operands[0].dtype, None
     folds, folded = zip(*map(folding, operands, *zip(*of.shapes, strict=True)), strict=True)
@@ -133,12 +133,12 @@ def plan_passes(
 
 
 def _reversed(launch: Launch) -> Launch:
-    """Return what computes the results in the opposite order."""
+    """Return a launch with the results in reverse order."""
     return lambda edge_index, sizes, operands: launch(edge_index, sizes, operands)[::-1]
 
 
 def _one_of(edges: Edges, dtype: torch.dtype) -> Tensor:
-    """Return a tensor like the degrees of targets."""
+    """Return a tensor with the layout of the degrees of targets."""
     return torch.empty(1, 1, 1, dtype=accumulate(dtype), device=edges.edge_index.device)
 
 
@@ -146,12 +146,12 @@ Sizes = dict[int, tuple[int, int]]
 
 
 class EdgeRule(NamedTuple):
-    """How calls on an edge list are differentiated.
+    """The gradient of calls on an edge list.
 
     Attributes:
-        rule: how the same call on the rows of a graph is, of what this one saves.
-        gradients: of the rule, (heads, width) of what passes read by index, and the index of the
-            degrees of targets, returns the outputs of each pass, and which operands they are of.
+        rule: of the same call on the rows of a graph, with the same saved tensors.
+        gradients: takes the rule, (heads, width) of the inputs by index, and the index of the
+            degrees of targets; returns the outputs of each pass, and their operands.
     """
 
     rule: RowRule
@@ -188,7 +188,7 @@ class EdgeRule(NamedTuple):
         return Gradient((), folds, launches, {bound[0]: None})
 
     def operators(self, graph: Graph, edges: Edges | None, tensors: list[Any]) -> Gradient:
-        """Plan the pass of operators, on the rows of the graph."""
+        """Plan the pass of operators on the rows of the graph."""
         return self.rule.operators(graph, edges, tensors)
 
     @staticmethod
@@ -206,7 +206,7 @@ def without_narrow_sums(formula: Formula, sizes: Sizes) -> Formula:
 
 
 def _zeros_of(side: str, trailing: Sequence[int]) -> Launch:
-    """Return what makes a gradient of zeros, of something like it."""
+    """Return a launch that makes a gradient of zeros."""
     return lambda edge_index, sizes, read: [read[0].new_zeros(sizes[_COUNTS[side]], *trailing)]
 
 
@@ -214,14 +214,14 @@ _plans: Bounded[tuple[Any, ...], EdgePlan | None] = Bounded(4096)
 
 
 def _pays_to_build(graph: Graph, seconds: float) -> bool:
-    """Return whether a graph is to be built before a call that takes so much longer if it is not.
+    """Return whether to build a graph before a call, given the seconds that this saves.
 
-    If not, the time is added to the account of the graph, which is built when that reaches the time
-    of building: at most twice the best in hindsight, whatever follows.
+    The seconds add up, and the graph is built when they reach the time of building: at most twice
+    the cost of the best choice in hindsight.
 
     Args:
         graph: a graph that is not built.
-        seconds: what the call and its gradient take longer on the edge list.
+        seconds: excess of the call and its gradient on the edge list.
     """
     if graph.extra_seconds >= BUILD_SECONDS + BUILD_SECONDS_AN_EDGE * graph.num_edges:
         return True
@@ -232,13 +232,13 @@ def _pays_to_build(graph: Graph, seconds: float) -> bool:
 def plan_by_edge(
     graph: Graph, kind: tuple[Any, ...], operands: Any, make: Callable[..., EdgePlan | None]
 ) -> tuple[EdgePlan, Edges] | None:
-    """Return how an eager call runs on a graph that is not built; None if it has to be.
+    """Return the plan and the edges of an eager call on a graph; None if it must be built.
 
     Args:
         graph: the graph.
-        kind: what the plan depends on beside the operands.
+        kind: of the call, apart from the operands.
         operands: of the call.
-        make: of the edges, the kind, operands and whether each needs a gradient, makes the plan.
+        make: takes the edges, kind, operands and whether each needs a gradient; makes the plan.
     """
     edges = graph.edge_list()
     if edges is None or not atomics_allowed():
@@ -255,7 +255,7 @@ def plan_by_edge(
     if plan is _MISSING:
         plan = make(edges, kind, operands, tuple([fact[-1] for fact in facts]))
         if plan is not None:
-            plan.asked = asked_for()
+            plan.requested = asked_for()
         _plans[key] = plan
     sizes = edges.sizes()
     if plan is None or (plan.counts and sizes[0] >= MOST_COUNTED):
@@ -305,12 +305,12 @@ _counting: Bounded[Any, tuple[str, Launch] | None] = Bounded(64)
 def bind_passes(
     edges: Edges, passes: Passes, operands: Sequence[Tensor | None], dtype: torch.dtype
 ) -> tuple[str, Launch] | None:
-    """Return the backend that runs passes, and its launch; None if none is faster than to build.
+    """Return the backend of passes, and its launch; None if building the graph is faster.
 
     Args:
         edges: a graph of the kind.
         passes: to run.
-        operands: [rows, H, F]; None for those that nothing reads.
+        operands: [rows, H, F]; None for unread ones.
         dtype: of the features.
     """
     sizes: list[tuple[int, ...]] = [tuple(t.shape[1:]) for t in operands if t is not None]
@@ -331,14 +331,14 @@ def bind_passes(
         return name, kernel.bind(edges, passes, operands)
     target, loops, there = edges.target, edges.loops is not None, [t is not None for t in operands]
 
-    def launch(edge_index: Tensor, sizes: Sequence[int], given: Sequence[Tensor]) -> list[Tensor]:
-        rest = iter(given)
-        read = [next(rest) if is_there else None for is_there in there]
-        found: list[Tensor] = kernel.run(
+    def launch(edge_index: Tensor, sizes: Sequence[int], tensors: Sequence[Tensor]) -> list[Tensor]:
+        remaining = iter(tensors)
+        read = [next(remaining) if is_there else None for is_there in there]
+        outs: list[Tensor] = kernel.run(
             Edges(edge_index, target, sizes[2], sizes[1], sizes[0] - sizes[6] if loops else None),
             passes,
             read,
         )
-        return found
+        return outs
 
     return name, launch

@@ -1,4 +1,4 @@
-"""Sparse times CBSR, and what its gradient needs.
+"""Sparse times CBSR, and its gradients.
 
 Three operators, each the gradient of the others, so that any of them can be differentiated any
 number of times. With A the graph with its weights, V a CBSR matrix with columns c and Y dense:
@@ -18,7 +18,7 @@ from pyg_accel.backends import OpSpec, choose
 from pyg_accel.backends.base import atomics_allowed
 from pyg_accel.graph import CSR, Graph, check_graph
 from pyg_accel.graph.cbsr import CBSR, check_cbsr, check_columns
-from pyg_accel.ops.arrays import ARRAYS, Arrays, csr_and_rest
+from pyg_accel.ops.arrays import ARRAYS, Arrays, csr_and_arguments
 from pyg_accel.ops.operator import call, define
 from pyg_accel.runtime.checks import shown
 
@@ -45,7 +45,7 @@ def cbsr_spmm(
         cbsr: features of the source nodes, a row each.
         weight: [E], one per edge.
         reduce: ``"sum"`` or ``"mean"``.
-        edge_order: weights are in the order of the edge list; by default in that of the CSR.
+        edge_order: weights are in the order of the edge list; by default in CSR order.
 
     Returns:
         [num_rows, F], zero for targets without edges.
@@ -97,7 +97,7 @@ def _kernel(op: str, csr: CSR, values: Tensor, width: int, k: int) -> Callable[.
 
 
 def _cbsr_spmm(*args: Any) -> Tensor:
-    csr, (values, indices, width, weight, reduce) = csr_and_rest(args)
+    csr, (values, indices, width, weight, reduce) = csr_and_arguments(args)
     check_columns(indices, width)
     run = _kernel("cbsr_spmm", csr, values, width, values.size(1))
     return run(csr, values, indices, width, weight, reduce)
@@ -110,18 +110,18 @@ def _sspmm(*args: Any) -> Tensor:
 
 
 def _cbsr_dot(*args: Any) -> Tensor:
-    csr, (values, indices, x) = csr_and_rest(args)
+    csr, (values, indices, x) = csr_and_arguments(args)
     run = _kernel("cbsr_dot", csr, values, x.size(1), values.size(1))
     return run(csr, values, indices, x)
 
 
 def _cbsr_spmm_fake(*args: Any) -> Any:
-    csr, (values, _, width, _, _) = csr_and_rest(args)
+    csr, (values, _, width, _, _) = csr_and_arguments(args)
     return values.new_empty(csr.num_rows, width)
 
 
 def _of_sum(grad: Tensor, arrays: list[Any], reduce: str) -> Tensor:
-    """The gradient of a sum, given that of the result."""
+    """The gradient of the features of a sum."""
     if reduce == "mean":
         degree = arrays[0].diff().clamp(min=1)
         grad = grad / degree.to(grad.dtype).unsqueeze(1)

@@ -1,7 +1,7 @@
-"""The CSR form of an edge_index as an operator: what a compiled graph holds in place of sorting.
+"""The CSR form of an edge_index as an operator, so that compiled graphs do not sort.
 
-It looks into the same store as eager calls, so a compiled model sorts an edge_index once as well.
-It returns copies: the memory of an operator's results is the compiler's, which reuses it.
+It shares the store of eager calls, so a compiled model sorts an edge_index once as well. It returns
+copies, since the compiler reuses the memory of results.
 """
 
 import torch
@@ -44,14 +44,14 @@ def graph_of(
 
 
 class IdleRows:
-    """The nodes that send no message, or get none.
+    """The nodes without outgoing edges, or without incoming ones.
 
     Attributes:
         mask: [N]; None if there are none.
     """
 
     def __init__(self, edge_index: Tensor, row: int, nodes: int) -> None:
-        """Look at a row of an edge_index."""
+        """Find the nodes missing from a row of an edge_index."""
         idle = torch.ones(nodes, dtype=torch.bool, device=edge_index.device)
         idle.index_fill_(0, edge_index[row].long(), False)
         waits = idle.is_cuda or is_captured(idle)  # for a GPU
@@ -59,7 +59,7 @@ class IdleRows:
 
 
 def idle_rows_of(edge_index: Tensor, row: int, nodes: int) -> IdleRows:
-    """Return which of so many nodes are not in a row of an edge_index."""
+    """Return the nodes missing from a row of an edge_index, stored with it."""
     if type(edge_index) is not Tensor:  # a compiler's
         return IdleRows(edge_index, row, nodes)
     key = "idle rows", row, nodes
@@ -67,7 +67,7 @@ def idle_rows_of(edge_index: Tensor, row: int, nodes: int) -> IdleRows:
 
 
 class CompiledGraph(Graph):
-    """The graph of an edge_index that is known by its shape only, while a compiler looks."""
+    """The graph of an edge_index without data, while a compiler traces."""
 
     def __init__(self, edge_index: Tensor, num_rows: int, num_cols: int, target: int) -> None:
         """Put the operator into the compiled graph.
@@ -84,7 +84,7 @@ class CompiledGraph(Graph):
 
     @property
     def in_edge_order(self) -> bool:
-        """Whether edge operands can only come in the order of the edge list."""
+        """Whether edge operands must be in the order of the edge list."""
         return True
 
     def transposed(self, *, edge_order: bool = False) -> CSR:
@@ -95,7 +95,7 @@ class CompiledGraph(Graph):
 
 def _narrow(csr: CSR) -> tuple[Tensor, Tensor, Tensor]:
     eid = torch.arange(csr.col.numel(), device=csr.col.device) if csr.eid is None else csr.eid
-    if csr.col.dtype != torch.int32:  # what _fake has promised
+    if csr.col.dtype != torch.int32:  # as _fake says
         raise ValueError("compiled graphs have fewer than 2**31 - 1 nodes and edges")
     return csr.rowptr.clone(), csr.col.clone(), eid.to(torch.int32, copy=True)
 

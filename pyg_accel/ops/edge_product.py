@@ -1,11 +1,11 @@
-"""Products of features with a matrix of every edge that a linear layer makes.
+"""Products of features with one matrix per edge, the output of a linear layer.
 
 The matrix of an edge with hidden features h is ``W h + b``, so the sum over the edges of a target
 
     sum_j x_j (W h_j + b) = (sum_j h_j (x) x_j) W + (sum_j x_j) b
 
-is one product of an aggregated outer product [N, H * I] with the layer's weights, reordered: no
-matrix of an edge is written.
+is the product of an aggregated outer product [N, H * I] and the reordered weights: no matrix per
+edge is written.
 """
 
 import torch
@@ -27,7 +27,7 @@ def edge_product(x: Tensor, hidden: Tensor, weight: Tensor, bias: Tensor | None)
     """
     matrices = torch.nn.functional.linear(hidden, weight, bias)
     inputs = x.size(1)
-    shape = (-1, inputs, weight.size(0) // inputs)  # said in full: there may be no edges
+    shape = (-1, inputs, weight.size(0) // inputs)  # explicit width: there may be no edges
     return torch.bmm(x.unsqueeze(1), matrices.view(shape)).squeeze(1)
 
 
@@ -43,9 +43,9 @@ def summed_products(
     """Sum the products over the edges of every target: [rows of the block, O].
 
     Args:
-        block: of targets of about the same degree.
+        block: targets of the same padded degree.
         x: [sources of the block, I], or [E, I].
-        hidden: [E, H], of its edges.
+        hidden: [E, H], for the edges of the block.
         weight: [I * O, H].
         bias: [I * O], or None.
         of_sources: x has a row per source, not a row per edge.
@@ -53,7 +53,7 @@ def summed_products(
     graph, width = block.graph, x.size(1)
     if not graph.num_edges:
         return x.new_zeros(graph.num_rows, weight.size(0) // max(width, 1))
-    if graph.num_edges == graph.num_rows * block.degree:  # nothing to fill up
+    if graph.num_edges == graph.num_rows * block.degree:  # no padding
         x = x.index_select(0, graph.col) if of_sources else x
     else:
         places = graph.rowptr[:-1, None] + torch.arange(block.degree, device=x.device)

@@ -1,4 +1,4 @@
-"""Message formula plus reduction: the operator that every aggregation comes down to.
+"""Message formula plus reduction: the operator of every aggregation.
 
 ``pyg_accel::gspmm`` takes plain tensors, so that torch.compile, autograd and other transforms see
 an ordinary operator; :func:`gspmm` is the public function. Its gradient is itself with another
@@ -16,7 +16,7 @@ from torch import Tensor
 from pyg_accel.backends.spec import shapes_of
 from pyg_accel.formula import Formula, has_sum, is_summed, operands_of, parse, shape_of
 from pyg_accel.graph import Graph, check_graph
-from pyg_accel.ops.arrays import ARRAYS, Arrays, csr_and_rest
+from pyg_accel.ops.arrays import ARRAYS, Arrays, csr_and_arguments
 from pyg_accel.ops.by_edge import plan_by_edge
 from pyg_accel.ops.launch import run_gspmm
 from pyg_accel.ops.layout import find_layout
@@ -39,7 +39,7 @@ def gspmm(
     """Compute the message of every edge and reduce the messages of every target node.
 
     Binary-reduce of the DGL paper on x86 (section 2.1), for any elementwise formula. No E x F
-    tensor is made unless ``reduce="none"`` asks for it.
+    tensor is allocated unless ``reduce="none"``.
 
     Args:
         graph: the graph.
@@ -51,12 +51,12 @@ def gspmm(
             squares), or ``"none"`` for the messages themselves; or several of them, computed in
             one pass.
         edge_order: edge operands, and messages for ``"none"``, are in the order of the edge list
-            that the graph was built from; by default in that of the CSR.
+            that the graph was built from; by default in CSR order.
 
     Returns:
         [num_rows, ...] ([E, ...] for ``"none"``), or a list of them for a list of reductions.
-        Targets without edges get 0 (1 for ``"prod"``). Of several equal maxima the first entry of
-        the row, that of the lowest source id, receives the gradient.
+        Targets without edges get 0 (1 for ``"prod"``). Of several equal maxima, the one with the
+        lowest source id receives the gradient.
 
     Raises:
         ValueError: for operands that do not fit the graph or one another, or unknown reductions.
@@ -114,7 +114,7 @@ _Fact = tuple[torch.Size, torch.dtype, torch.device]
 def _read(text: str) -> tuple[tuple[tuple[str, int], ...], bool, bool]:
     """Return the (side, index) of every operand, whether it sums over the width, and nothing else.
 
-    While torch.compile traces, this is evaluated and its result is a constant of the graph.
+    torch.compile evaluates it while it traces: the result is a constant of the graph.
     """
     formula = parse(text)
     read = tuple(dict.fromkeys((o.side, o.index) for o in operands_of(formula)))
@@ -130,7 +130,7 @@ def _launch(
     *,
     edge_order: bool,
 ) -> list[Tensor]:
-    """Call the operator with folded operands, and the transpose if it will be needed."""
+    """Call the operator with folded operands, and with the transpose for gradients."""
     needs = [torch.is_grad_enabled() and t.requires_grad for t in operands]
     transposed = any(needs[index] for side, index in read if side == "u")
     arrays = Arrays.of(graph, edge_order=edge_order, transposed=transposed)
@@ -149,7 +149,7 @@ def check_operands(
     """Raise ValueError for operands that a formula does not read, or that do not fit the graph.
 
     Args:
-        text: what is to be computed.
+        text: the formula, for error messages.
         read: (side, index) of every operand.
         sizes: numbers of targets, sources and edges.
         device: of the graph.
@@ -171,12 +171,12 @@ def check_operands(
 
 
 def _gspmm(*args: Any) -> list[Tensor]:
-    csr, (operands, formula, reduces, want_arg) = csr_and_rest(args)
+    csr, (operands, formula, reduces, want_arg) = csr_and_arguments(args)
     return run_gspmm(csr, formula, tuple(reduces), operands, want_arg=want_arg)
 
 
 def _gspmm_fake(*args: Any) -> list[Tensor]:
-    csr, (operands, formula, reduces, want_arg) = csr_and_rest(args)
+    csr, (operands, formula, reduces, want_arg) = csr_and_arguments(args)
     heads, width = shape_of(parse(formula), dict(enumerate(shapes_of(operands))))
     like = next(t for t in operands if t.is_floating_point())
     rows, edges = csr.num_rows, csr.col.size(0)

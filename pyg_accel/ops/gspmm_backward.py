@@ -42,7 +42,7 @@ _ONE = Const(1.0)
 
 
 def kinds_of_shapes(shapes: Sequence[tuple[int, int]]) -> Shapes:
-    """Return (heads, width) as far as formulas care: 1 or not."""
+    """Return (heads, width) up to sizes above 1, which formulas do not tell apart."""
     return tuple((1 if h == 1 else 2, 1 if f == 1 else 2) for h, f in shapes)
 
 
@@ -54,7 +54,7 @@ def operand_gradients(
     sizes: dict[int, tuple[int, int]],
     share: Formula = _ONE,
 ) -> dict[int, Formula]:
-    """Return what each edge adds to the gradients of operands, as it sees the graph.
+    """Return the contribution of each edge to the gradients of operands.
 
     With the n operands of the call, operand n + 2r is the gradient of reduction r and n + 2r + 1
     its winners (max, min) or its second coefficient (prod).
@@ -64,8 +64,8 @@ def operand_gradients(
         reduces: of its messages.
         needs: which operands need gradients.
         grads: which results have gradients.
-        sizes: (heads, width) of the operands; those of the others are added.
-        share: what gradients of means are multiplied by.
+        sizes: (heads, width) of the operands; sizes of the new operands are added.
+        share: factor of the gradients of means.
     """
     formula = parse(text)
     n = len(needs)
@@ -90,12 +90,9 @@ def operand_gradients(
             part = Binary("add", Binary("mul", others, Binary("sub", Const(1.0), zero)),
                           Binary("mul", second, zero))  # fmt: skip
         seed = part if seed is None else Binary("add", seed, part)
-    wanted: dict[int, Formula] = {}
-    for index in {o.index: None for o in operands_of(formula)}:
-        found = gradient(formula, index, seed, sizes) if needs[index] and seed is not None else None
-        if found is not None:
-            wanted[index] = found
-    return wanted
+    indices = {o.index: None for o in operands_of(formula) if needs[o.index]}
+    parts = {} if seed is None else {i: gradient(formula, i, seed, sizes) for i in indices}
+    return {i: part for i, part in parts.items() if part is not None}
 
 
 @lru_cache(maxsize=1024)
@@ -108,17 +105,17 @@ def plan_gradients(
 ) -> tuple[Step, ...]:
     """The steps of a backward pass over rows.
 
-    Operands are those of :func:`operand_gradients`, with gradients of means divided by the degrees.
-    Those behind them are results of earlier steps: sums over the width that the gradients of both
-    ends of an edge read, one number per edge and head.
+    Operands are numbered as in :func:`operand_gradients`, with gradients of means divided by the
+    degrees. Further operands are results of earlier steps: sums over the width that occur in the
+    gradients of both ends of an edge, one number per edge and head.
     """
     formula, n = parse(text), len(shapes)
     sizes = dict(enumerate(shapes))
     sides = {o.index: o.side for o in operands_of(formula)}
     wanted = operand_gradients(text, reduces, needs, grads, sizes)
-    for index, found in wanted.items():
-        if sizes[index][1] == 1 != shape_of(found, sizes)[1]:
-            wanted[index] = summed(found, sizes)
+    for index, contribution in wanted.items():
+        if sizes[index][1] == 1 != shape_of(contribution, sizes)[1]:
+            wanted[index] = summed(contribution, sizes)
     heads = shape_of(formula, sizes)[0]
     numbers: dict[int, Formula] = {}
     while number := _of_both_ends(wanted, sides, sizes, heads):
@@ -131,7 +128,7 @@ def plan_gradients(
 def _of_both_ends(
     wanted: dict[int, Formula], sides: dict[int, str], sizes: dict[int, tuple[int, int]], heads: int
 ) -> Formula | None:
-    """The largest number with sums over the width that gradients of sources and of targets read."""
+    """The largest common sum over the width in the gradients of sources and of targets."""
 
     def numbers(side: str) -> set[Formula]:
         parts = {part for i, f in wanted.items() if sides[i] == side for part in _parts(f)}
@@ -165,7 +162,7 @@ def backward_passes(
     tensors: dict[int, Tensor],
     shapes: Shapes,
 ) -> list[Pass]:
-    """Return the passes that compute gradients, but for a plain mean.
+    """Return the passes that compute gradients, except for a plain mean.
 
     Args:
         text: the formula.
@@ -175,8 +172,8 @@ def backward_passes(
         shapes: (heads, width) of the operands of the formula.
     """
     n = len(shapes)
-    given = tuple(n + 2 * r in tensors for r in range(len(reduces)))
-    steps = plan_gradients(text, reduces, needs, given, kinds_of_shapes(shapes))
+    has_grad = tuple(n + 2 * r in tensors for r in range(len(reduces)))
+    steps = plan_gradients(text, reduces, needs, has_grad, kinds_of_shapes(shapes))
     if steps and reduces in (("max",), ("min",)) and winners_are_columns(parse(text), reduces):
         return [Pass((0,), True, False, (SCATTER,), ("sum",), (n, n + 1))]
     return passes_of(steps, tensors)
@@ -187,7 +184,7 @@ def mean_pass(
 ) -> tuple[Tensor | None, Pass | None]:
     """Return operand 2 of the gradient of a plain mean, and its pass; operand 1 is the gradient.
 
-    None for others, and where it is differentiated again.
+    None for other calls, and for double backward.
     """
     if text != "u0" or reduces != ("mean",) or turned is None or torch.is_grad_enabled():
         return None, None
@@ -196,10 +193,10 @@ def mean_pass(
 
 
 def mean_share(rowptr: Tensor, turned: CSR, dtype: torch.dtype) -> tuple[Tensor, str]:
-    """Return what the gradient of a mean is multiplied by, 1 / degree of an edge's target.
+    """Return the factor of the gradient of a mean, 1 / degree of the target of an edge.
 
-    So no N x F quotient is made. A number per edge is read faster than one per node, but takes
-    longer to make than a batch on a GPU takes.
+    It replaces an N x F quotient. A number per edge is read faster than one per node, but takes
+    longer to compute than a batch on a GPU.
 
     Args:
         rowptr: of the graph.
@@ -211,17 +208,17 @@ def mean_share(rowptr: Tensor, turned: CSR, dtype: torch.dtype) -> tuple[Tensor,
         gradient.
     """
     by_edge, by_node = "mul(u0,e1)", "mul(u0,u1)"
-    if type(turned.col) is not Tensor:  # a compiler's tensors have symbols for sizes
+    if type(turned.col) is not Tensor:  # tensors of a compiler have symbolic sizes
         return _share(rowptr, dtype).index_select(0, turned.col).view(-1, 1, 1), by_edge
-    known, key = cache_of(turned), ("mean", dtype)
-    weight: Tensor | None = known.get(key)
+    cache, key = cache_of(turned), ("mean", dtype)
+    weight: Tensor | None = cache.get(key)
     if weight is not None:
         return weight, by_edge
     capturing = is_captured(turned.col)
     if turned.col.is_cuda and (capturing or not facts_of(turned).stays):
         return _share(rowptr, dtype).view(-1, 1, 1), by_node
     weight = _share(rowptr, dtype).index_select(0, turned.col).view(-1, 1, 1)
-    known[key] = weight
+    cache[key] = weight
     return weight, by_edge
 
 
@@ -231,12 +228,12 @@ def _share(rowptr: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def prod_coefficients(arrays: Arrays, text: str, tensors: list[Tensor]) -> list[Tensor]:
-    """Return what a factor's gradient is multiplied by: rows without a zero, with exactly one.
+    """Return the coefficients of the gradient of a product, for rows without zero and with one.
 
     Args:
         arrays: of the graph.
         text: the formula.
-        tensors: operands, and the gradient of the product behind them.
+        tensors: operands, followed by the gradient of the product.
     """
     *operands, grad = tensors
     (product,) = call("gspmm", *arrays, operands, f"nonzero({text})", ["prod"], False)

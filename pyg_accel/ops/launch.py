@@ -1,4 +1,4 @@
-"""Which kernel runs gspmm on calls of one kind, and the kernel on a graph."""
+"""The choice of the kernel of gspmm, and its launch on a graph."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,7 +22,7 @@ _bound: Bounded[tuple[Any, ...], tuple[str, Callable[[CSR], Launch]]] = Bounded(
 
 
 def kernel_key(csr: CSR) -> tuple[Any, ...]:
-    """Return what the choice of a kernel depends on beside the kind of a graph and operands."""
+    """Return the key of kernels, apart from the kinds of graph and operands."""
     rounded = csr.col.is_cuda and torch.get_float32_matmul_precision() != "highest"
     return csr.eid is None, rounded, *dispatch_key()
 
@@ -30,7 +30,7 @@ def kernel_key(csr: CSR) -> tuple[Any, ...]:
 def bind_gspmm(
     csr: CSR, text: str, reduces: Sequence[str], operands: Sequence[Tensor], *, want_arg: bool
 ) -> tuple[str, Callable[[CSR], Launch]]:
-    """Return the name of the cheapest backend, and what launches it on graphs of a kind.
+    """Return the cheapest backend, and a function that launches it on graphs of one kind.
 
     Args:
         csr: a graph of that kind.
@@ -42,8 +42,8 @@ def bind_gspmm(
     kind, other = kind_of(csr), kernel_key(csr)
     facts = [(t.dtype, t.size(1), t.size(2), t.stride(0)) for t in operands]
     key = (text, *reduces, want_arg, kind, *other, *facts)
-    found = _bound.get(key)
-    if found is None:
+    entry = _bound.get(key)
+    if entry is None:
         shapes, formula, each = shapes_of(operands), parse(text), list(reduces)
         like = next(t for t in operands if t.is_floating_point())
         spec = OpSpec.on("gspmm", csr, like, *widest(shapes), formula=text, reduces=tuple(reduces),
@@ -58,8 +58,8 @@ def bind_gspmm(
                 run = kernel.run
                 return Launch(lambda t: run(csr, formula, t, each, want_arg=want_arg), listed=True)
 
-        found = _bound[key] = decision.backend.name, bound
-    return found
+        entry = _bound[key] = decision.backend.name, bound
+    return entry
 
 
 def run_gspmm(

@@ -1,4 +1,4 @@
-"""Feature shapes: whatever trails the row dimension becomes heads x width, and back."""
+"""Feature shapes: dimensions after the rows become heads x width, and back."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ __all__ = ["Layout", "broadcast", "find_layout", "per_target"]
 
 @dataclass(frozen=True)
 class Layout:
-    """How operands with trailing shapes become ``[rows, 1 | H, 1 | F]``.
+    """The mapping from trailing shapes to ``[rows, 1 | H, 1 | F]``.
 
     Attributes:
         trailing: shape of a message without its edge dimension.
@@ -40,17 +40,17 @@ class Layout:
             return contiguous_rows(operand.unsqueeze(1 if self.split == 0 else 2))
         if operand.dim() == 3 and len(self.trailing) == 2 and self.split == 1:
             return contiguous_rows(operand)
-        own = (1,) * (len(self.trailing) - operand.dim() + 1) + tuple(operand.shape[1:])
-        operand = operand.reshape(operand.size(0), *own)
+        padded = (1,) * (len(self.trailing) - operand.dim() + 1) + tuple(operand.shape[1:])
+        operand = operand.reshape(operand.size(0), *padded)
         sizes = []
         for part in (slice(None, self.split), slice(self.split, None)):
-            full, mine = self.trailing[part], own[part]
+            full, mine = self.trailing[part], padded[part]
             if mine != full and any(n != 1 for n in mine):
                 # Broadcast over some dimensions of the group and not over others.
-                lead = own[: self.split] if part.start else full
-                tail = full if part.start else own[self.split :]
+                lead = padded[: self.split] if part.start else full
+                tail = full if part.start else padded[self.split :]
                 operand = operand.expand(-1, *lead, *tail)
-                own = (*lead, *tail)
+                padded = (*lead, *tail)
                 mine = full
             sizes.append(prod(mine))
         return contiguous_rows(operand.reshape(operand.size(0), *sizes))
@@ -79,7 +79,7 @@ def contiguous_rows(operand: Tensor) -> Tensor:
 
 
 def broadcast(*shapes: Sequence[int]) -> tuple[int, ...]:
-    """Return what shapes broadcast to: ``torch.broadcast_shapes``, which takes ten times as long.
+    """Return ``torch.broadcast_shapes`` of some shapes, in a tenth of its time.
 
     Raises:
         RuntimeError: if they do not.
@@ -96,11 +96,11 @@ def broadcast(*shapes: Sequence[int]) -> tuple[int, ...]:
 
 
 def find_layout(trailings: tuple[tuple[int, ...], ...], *, keep_last: bool = False) -> Layout:
-    """Return the layout in which operands of these trailing shapes meet.
+    """Return the common layout of operands.
 
     Args:
         trailings: shape of each operand without its row dimension; they broadcast from the right.
-        keep_last: the last dimension is the width by itself (it will be summed over).
+        keep_last: the last dimension alone is the width (it will be summed over).
 
     Raises:
         ValueError: if the shapes do not broadcast.
@@ -111,12 +111,12 @@ def find_layout(trailings: tuple[tuple[int, ...], ...], *, keep_last: bool = Fal
         raise ValueError(f"features of shapes {list(trailings)} do not broadcast") from None
     if keep_last:
         return Layout(common, max(len(common) - 1, 0))
-    # Dimensions that every operand treats alike belong together: a weight [H, 1] beside features
+    # Dimensions that all operands share or broadcast form a group: a weight [H, 1] beside features
     # [H, F] splits after H; two operands [H, F] do not split at all.
     padded = [(1,) * (len(common) - len(t)) + tuple(t) for t in trailings]
 
     def pattern(d: int) -> tuple[bool, ...]:
-        return tuple(own[d] != common[d] for own in padded)
+        return tuple(shape[d] != common[d] for shape in padded)
 
     split = len(common)
     dims = [d for d in range(len(common)) if common[d] != 1]

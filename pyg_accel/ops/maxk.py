@@ -14,13 +14,13 @@ __all__ = ["check_k", "maxk"]
 def maxk(x: Tensor, k: int) -> CBSR:
     """Keep the k largest features of each row (MaxK-GNN paper, section 3.1).
 
-    Exact, in the order of ``torch.topk``: NaN counts as larger than everything, infinities as what
-    they are, -0.0 as 0.0. Among equal features those of the lowest columns are kept. The gradient
-    goes to the features that were kept.
+    Exact, in the order of ``torch.topk``: NaN is larger than everything, infinities are ordinary
+    values, and -0.0 equals 0.0. Among equal features the lowest columns are selected. The gradient
+    goes to the selected features.
 
     Args:
         x: [N, F] with F up to 65,536.
-        k: at least 1; where ``k >= F`` everything is kept.
+        k: at least 1; with ``k >= F`` all features are selected.
 
     Returns:
         min(k, F) features of each row and their columns, ascending.

@@ -1,4 +1,4 @@
-"""Messages that are written out, of formulas with sums over the width inside."""
+"""Written messages of formulas with inner sums over the width."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -19,22 +19,22 @@ from pyg_accel.ops.gspmm import gspmm
 __all__ = ["message_calls", "messages"]
 
 
-# A call of gspmm whose result is one more operand: its message, and the operands that it reads.
+# A call of gspmm whose result is a new operand: its formula and operands.
 MessageCall = tuple[str, tuple[int, ...]]
 
 
 @lru_cache(maxsize=1024)
 def message_calls(formula: Formula, count: int) -> tuple[tuple[MessageCall, ...], int]:
-    """Return the calls that compute a formula of so many operands, and the operand that it is then.
+    """Return the calls that compute a formula, and the operand with its result.
 
-    Sums inside the formula are computed first, E x H each: no kernel has to hold two widths.
+    Inner sums are computed first, E x H each, so that a kernel has one width.
     """
     calls: list[MessageCall] = []
 
     def written(plain: Formula) -> int:
         used = tuple(dict.fromkeys(o.index for o in operands_of(plain)))
-        own = map_operands(plain, lambda o: Operand(o.side, used.index(o.index)))
-        calls.append((str(own), used))
+        renumbered = map_operands(plain, lambda o: Operand(o.side, used.index(o.index)))
+        calls.append((str(renumbered), used))
         return count + len(calls) - 1
 
     def change(part: Formula) -> Formula:

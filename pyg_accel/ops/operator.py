@@ -1,8 +1,8 @@
 """Operators: registered with torch.library under ``pyg_accel``, and a short way to call them.
 
-A registered operator is what torch.compile, tensor subclasses and modes see. Going
-through torch's dispatcher takes several times as long as launching a kernel, so where none of those
-is active :func:`call` runs the same function without it. Both record the node of :mod:`.autograd`.
+torch.compile, tensor subclasses and modes see registered operators. The dispatcher of torch takes
+several times as long as a launch, so :func:`call` bypasses it where nothing observes the call. Both
+record the node of :mod:`.autograd`.
 """
 
 import inspect
@@ -34,14 +34,14 @@ _library = torch.library.Library("pyg_accel", "FRAGMENT")
 
 
 class Recorded(NamedTuple):
-    """How a call of an operator is differentiated.
+    """The gradient of a call of an operator.
 
     Attributes:
         rule: states the gradient.
-        keeps: what the gradient reads, by places in the arguments and, behind them, the results. If
-            one argument is a list of tensors, it stands for all, and its items have the places.
-        graph: what the rule is told of the graph.
-        results: how many results have gradients; 0 if the operator returns a tensor.
+        keeps: places of saved tensors in arguments and results. If an argument is a list of
+            tensors, places count its items instead of arguments.
+        graph: the graph, for the rule.
+        results: number of results with gradients; 0 if the operator returns a tensor.
     """
 
     rule: Rule
@@ -70,19 +70,18 @@ def define(
 ) -> None:
     """Register an operator.
 
-    An operator whose arguments change takes another name: inductor's cache on disk looks graphs up
-    by the names of their operators, and code that it wrote for an older release would be run.
+    Rename an operator if its arguments change: the disk cache of inductor identifies graphs by the
+    names of operators, and would run code from an older release.
 
     Args:
         schema: name, arguments and results, as ``torch.library`` writes them.
         run: computes the results.
-        fake: makes results of the same shapes without data.
-        record: of the arguments, says how a call is differentiated; or the gradients by the names
-            of the arguments. Such a gradient is a function, by other operators, of the gradient of
-            the first result and of what else it reads, by the names of its parameters: arguments
-            of the operator, ``output`` for its last result, ``x_rows`` and ``x_columns`` for the
-            sizes of argument x, and ``arrays`` for the arrays of the graph. What no wanted gradient
-            reads is not kept.
+        fake: computes results without data.
+        record: takes the arguments and returns the gradient of a call; or gradients by names of
+            arguments. Such a gradient is a function of the gradient of the first result and of
+            parameters, selected by name: arguments of the operator, ``output`` for its last
+            result, ``x_rows`` and ``x_columns`` for the sizes of argument x, and ``arrays`` for the
+            arrays of the graph. Only inputs of needed gradients are saved.
     """
     name = schema.partition("(")[0]
     _library.define(schema)
@@ -133,7 +132,7 @@ def call(name: str, *args: Any) -> Any:
 
 
 def _is_observed() -> bool:
-    """Whether calls must be visible: to a mode, or a function transform."""
+    """Whether a mode or a function transform observes calls."""
     return (
         torch._C._len_torch_dispatch_stack() > 0
         or torch._C._functorch.peek_interpreter_stack() is not None
@@ -151,19 +150,19 @@ def _record(
     at = next((i for i, a in enumerate(args) if type(a) is list and a
                and isinstance(a[0], Tensor)), None)  # fmt: skip
     operands = args if at is None else args[at]
-    rest = () if at is None else (*args[:at], *args[at + 1 :])
+    others = () if at is None else (*args[:at], *args[at + 1 :])
     n, hidden = len(operands), list[Any]()
 
     def compute(*flat: Any) -> Any:
-        given = flat if at is None else (*flat[n : n + at], [*flat[:n]], *flat[n + at :])
-        outs = run(*given)
+        arguments = flat if at is None else (*flat[n : n + at], [*flat[:n]], *flat[n + at :])
+        outs = run(*arguments)
         hidden.extend(outs[results:] if results else ())
         return outs
 
-    keeps = tuple([place if place < n else place + len(rest) for place in keeps])
+    keeps = tuple([place if place < n else place + len(others) for place in keeps])
     plain = at is None and not results
-    plan = OperatorPlan(run if plain else compute, {}, results, rule, keeps, asked=asked_for())
-    outs = apply(plan, graph, None, *operands, *rest)
+    plan = OperatorPlan(run if plain else compute, {}, results, rule, keeps, requested=asked_for())
+    outs = apply(plan, graph, None, *operands, *others)
     return [*outs, *hidden] if results else outs
 
 
@@ -172,8 +171,8 @@ class _Declared(NamedTuple):
 
     Attributes:
         gradients: the place of an argument, the function, and the names of its parameters.
-        saved: names of what is saved.
-        others: what else the functions read, by name.
+        saved: names of saved tensors.
+        others: other parameters, by name.
         arrays: names of the arrays of the graph.
     """
 
@@ -201,10 +200,10 @@ class _Declared(NamedTuple):
     def _evaluate(
         self, function: Callable[..., Tensor], names: tuple[str, ...], grad: Tensor, *saved: Tensor
     ) -> Tensor:
-        known = {**self.others, **dict(zip(self.saved, saved, strict=True))}
+        values = {**self.others, **dict(zip(self.saved, saved, strict=True))}
         if "arrays" in names:
-            known["arrays"] = [known[name] for name in self.arrays]
-        return function(grad, *map(known.__getitem__, names))
+            values["arrays"] = [values[name] for name in self.arrays]
+        return function(grad, *map(values.__getitem__, names))
 
 
 _SIZES = {"rows": 0, "columns": 1}
@@ -212,7 +211,7 @@ _ARRAYS = ("rowptr", "col", "eid", "rowptr_t", "col_t", "eid_t", "num_cols", "so
 
 
 def _declared(schema: Any, gradients: Gradients) -> Callable[..., Recorded]:
-    """Return what says how calls are differentiated, by the gradients of the arguments."""
+    """Return the function that records calls, from gradients by arguments."""
     names = [argument.name for argument in schema.arguments]
     read = {name: tuple(inspect.signature(g).parameters)[1:] for name, g in gradients.items()}
     arrays = [name for name in names if name in _ARRAYS]
@@ -223,19 +222,19 @@ def _declared(schema: Any, gradients: Gradients) -> Callable[..., Recorded]:
     results = int(isinstance(schema.returns[0].type, torch.ListType))
 
     def record(*args: Any) -> Recorded:
-        given = dict(zip(names, args, strict=True))
-        wanted = [n for n in gradients if given[n] is not None and given[n].requires_grad]
+        arguments = dict(zip(names, args, strict=True))
+        wanted = [n for n in gradients if arguments[n] is not None and arguments[n].requires_grad]
         saved, others = [], {}
         for name in dict.fromkeys(name for n in wanted for name in each[n]):
-            if name == "output" or isinstance(given.get(name), Tensor):
+            if name == "output" or isinstance(arguments.get(name), Tensor):
                 saved.append(name)
-            elif name in given:
-                others[name] = given[name]
+            elif name in arguments:
+                others[name] = arguments[name]
             else:
                 argument, _, size = name.rpartition("_")
-                others[name] = given[argument].size(_SIZES[size])
-        own = [(places[n], gradients[n], read[n]) for n in wanted]
-        rule = _Declared(own, saved, others, arrays)
+                others[name] = arguments[argument].size(_SIZES[size])
+        entries = [(places[n], gradients[n], read[n]) for n in wanted]
+        rule = _Declared(entries, saved, others, arrays)
         return Recorded(rule, tuple([places[name] for name in saved]), results=results)
 
     return record

@@ -1,7 +1,7 @@
-"""Rules whose gradients are passes over the rows of a graph and of its transpose.
+"""Rules with gradients by passes over the rows of a graph and of its transpose.
 
-A rule lists its passes once. They are launches of kernels in eager calls, and calls of operators,
-which have gradients of their own, where the pass is differentiated again or observed.
+A rule lists its passes once. They launch kernels in eager calls, and call differentiable operators
+if the pass is differentiated again or observed.
 """
 
 from abc import ABC, abstractmethod
@@ -31,18 +31,18 @@ __all__ = ["Passes", "RowRule"]
 
 @dataclass(slots=True, eq=False)
 class Passes:
-    """The backward pass of calls of a kind on graphs of a kind.
+    """The backward pass of a kind of call on a kind of graph.
 
     Attributes:
-        ready: tensors like those that are read, by index in the formulas of passes.
-        places: where they are when the pass runs, as in :class:`.Gradient`.
-        end: the place of the next result that a later pass reads.
-        folds: (place, change) of what is not read as it is.
-        divided: places of gradients of means, and their dtypes.
-        first: launches in front of the passes.
-        launches: of a graph, return what is launched; whether on the transpose; places, results.
-        zeros: operands that have no gradient, e.g. those of signs.
-        backends: that run it.
+        ready: examples of the inputs, by index in the formulas of passes.
+        places: places of the inputs when the pass runs, as in :class:`.Gradient`.
+        end: the place of the next intermediate result.
+        folds: (place, function) for inputs that change their layout first.
+        divided: places and dtypes of gradients of means.
+        first: launches before the passes.
+        launches: functions from a graph to a launch; whether on the transpose; places; results.
+        zeros: operands with a gradient of zeros, e.g. operands of signs.
+        backends: names of the backends.
     """
 
     ready: dict[int, Tensor]
@@ -61,7 +61,7 @@ _passes: Bounded[Any, Passes] = Bounded(4096)
 
 @dataclass(frozen=True, eq=False)
 class RowRule(ABC):
-    """How calls on the rows of a graph are differentiated.
+    """The gradient of calls on the rows of a graph.
 
     Attributes:
         edge_order: edge operands are in the order of the edge list.
@@ -70,8 +70,8 @@ class RowRule(ABC):
         shapes: (heads, width) of each as the kernel reads them.
         needs: which of them need gradients.
         message: (heads, width) of the messages.
-        keeps: what the gradient reads, by places in operands and all results.
-        indices: what each of these is in the formulas of passes, and each gradient of a result.
+        keeps: places of saved tensors in operands and all results.
+        indices: indices of these and of the gradients of results in the formulas of passes.
     """
 
     edge_order: bool
@@ -84,19 +84,19 @@ class RowRule(ABC):
     indices: tuple[int, ...]
 
     @abstractmethod
-    def passes(self, found: Passes, arrays: Arrays | None, special: Pass | None) -> Sequence[Pass]:
-        """Return the passes, whose results behind the gradients of operands later ones read.
+    def passes(self, plan: Passes, arrays: Arrays | None, special: Pass | None) -> Sequence[Pass]:
+        """Return the passes; results after the gradients of operands are inputs of later ones.
 
         Args:
-            found: what the passes read; may be added to.
+            plan: inputs of the passes; may be extended.
             arrays: of the graph, if operators run the passes.
-            special: of :meth:`special`.
+            special: pass of :meth:`special`.
         """
 
     def special(
         self, csr: CSR, turned: CSR | None, dtype: torch.dtype
     ) -> tuple[Tensor | None, Pass | None]:
-        """Return the second operand and the pass of a gradient that is made of one, or None."""
+        """Return the second operand and the only pass of a special gradient, or None."""
         return None, None
 
     def bind(self, graph: Graph | Arrays, tensors: list[Any]) -> Gradient | None:
@@ -118,7 +118,7 @@ class RowRule(ABC):
         return self._gradient(arrays.csr, turned, tensors, arrays)
 
     def size(self, index: int) -> tuple[int, int]:
-        """Return (heads, width) of what passes read, by its index in their formulas."""
+        """Return (heads, width) of an input, by its index in the formulas of passes."""
         return self.shapes[index] if index < len(self.shapes) else self.message
 
     @property
@@ -129,7 +129,7 @@ class RowRule(ABC):
     def _gradient(
         self, csr: CSR, turned: CSR | None, tensors: list[Any], arrays: Arrays | None
     ) -> Gradient:
-        """Plan the pass: of operators on arrays, if they are there."""
+        """Plan the pass; with arrays, a pass of operators."""
         like = next((t for t in tensors[len(self.keeps) :] if t is not None), None)
         if like is None:
             return NO_GRADIENT
@@ -141,25 +141,25 @@ class RowRule(ABC):
                 *kernel_key(csr),
                 *[None if t is None else (t.dtype, t.stride()) for t in tensors],
             )  # fmt: skip
-        found = None if key is None else _passes.get(key)
-        if found is None:
-            found, reusable = self._bind(csr, turned, tensors, arrays, share, special)
+        plan = None if key is None else _passes.get(key)
+        if plan is None:
+            plan, reusable = self._bind(csr, turned, tensors, arrays, share, special)
             if key is not None and reusable:
-                _passes[key] = found
-        launches = [*found.first]
-        for bound, source, used, results in found.launches:
+                _passes[key] = plan
+        launches = [*plan.first]
+        for bound, source, used, results in plan.launches:
             launch = bound(turned if source and turned is not None else csr)
             launches.append((launch.bound(), launch.listed, used, results))
-        folds = [*found.folds]
-        for place, dtype in found.divided:
+        folds = [*plan.folds]
+        for place, dtype in plan.divided:
             divisor = _degrees(csr, dtype, stored=arrays is None)
             folds.append((place, partial(torch.div, other=divisor)))
         rows = {"u": csr.num_cols, "v": csr.num_rows, "e": csr.col.numel()}
-        for i in found.zeros:
+        for i in plan.zeros:
             shape = (rows[self.sides[i]], *self.trailings[i])
             zeros = partial(torch.zeros, shape, dtype=like.dtype, device=like.device)
             launches.append((zeros, False, (), (Result(i, None),)))
-        return Gradient(() if share is None else (share,), folds, launches, found.backends)
+        return Gradient(() if share is None else (share,), folds, launches, plan.backends)
 
     def _bind(
         self,
@@ -170,38 +170,38 @@ class RowRule(ABC):
         share: Tensor | None,
         special: Pass | None,
     ) -> tuple[Passes, bool]:
-        """Return the passes for graphs of a kind, and whether others than this may use them."""
+        """Return the passes for a kind of graph, and whether other graphs may use them."""
         n = len(self.sides)
         places, end = {index: place for place, index in enumerate(self.indices)}, len(self.indices)
-        found = Passes({}, places, end + (share is not None))
+        plan = Passes({}, places, end + (share is not None))
         for place, (index, t) in enumerate(zip(self.indices, tensors, strict=True)):
             if t is not None:
-                fold, found.ready[index] = folding(t, *self.size(index))
+                fold, plan.ready[index] = folding(t, *self.size(index))
                 if fold is not None:
-                    found.folds.append((place, fold))
+                    plan.folds.append((place, fold))
         if share is not None:
-            found.ready[n + 1], places[n + 1] = share, end
-        passes, bounds = self.passes(found, arrays, special), []
-        ready = found.ready
+            plan.ready[n + 1], places[n + 1] = share, end
+        passes, bounds = self.passes(plan, arrays, special), []
+        ready = plan.ready
         like = next(t for t in ready.values() if t.is_floating_point())
-        raw = not found.divided and arrays is None
+        raw = not plan.divided and arrays is None
         for part in passes:
             of_pass = turned if part.source and turned is not None else csr
             bound = None if arrays is None else part.by_operators(arrays)
             if bound is None:
                 name, bound = part.bind(of_pass, [ready[i] for i in part.used])
                 raw = raw and bound(of_pass).accepts_any_layout
-                found.backends[name] = None
+                plan.backends[name] = None
             bounds.append((part, bound, self._fits(part, ready)))
             for i in part.operands:
                 if i >= n:
                     ready[i] = like.new_empty(of_pass.col.numel(), self.message[0], 1)
-                    places[i], found.end = found.end, found.end + 1
+                    places[i], plan.end = plan.end, plan.end + 1
         if raw:
-            found.folds.clear()
+            plan.folds.clear()
         for part, bound, fits in bounds:
             if part.formulas == (SCATTER,) and not raw and arrays is None:
-                found.folds.extend([(places[i], _flat) for i in part.used])
+                plan.folds.extend([(places[i], _flat) for i in part.used])
             results = []
             for i, change in zip(part.operands, fits, strict=True):
                 if raw and i < n and change is None and self.gathered(part) == self.trailings[i]:
@@ -210,19 +210,19 @@ class RowRule(ABC):
                     to = self.trailings[i] if i < n else (self.message[0], 1)
                     results.append(Result(i if i < n else None, _reshaping(change, to)))
             used = tuple([places[i] for i in part.used])
-            found.launches.append((bound, part.source, used, tuple(results)))
+            plan.launches.append((bound, part.source, used, tuple(results)))
         computed = {i for part in passes for i in part.operands}
-        found.zeros.extend([i for i, need in enumerate(self.needs)
+        plan.zeros.extend([i for i, need in enumerate(self.needs)
                             if need and i not in computed])  # fmt: skip
         ready.clear()
-        return found, all(part.formulas != (SCATTER,) for part in passes)
+        return plan, all(part.formulas != (SCATTER,) for part in passes)
 
     def gathered(self, part: Pass) -> tuple[int, ...] | None:
-        """Return the shape of a row of what a pass computes of operands as they are, if known."""
+        """Return the shape of a row of the result for unfolded inputs, if known."""
         return None
 
     def _fits(self, part: Pass, tensors: dict[int, Tensor]) -> list[Fold]:
-        """What brings the results of a pass to the shapes of the operands."""
+        """Functions that fit the results of a pass to the shapes of the operands."""
         wanted = [self.shapes[i] if i < len(self.sides) else (self.message[0], 1)
                   for i in part.operands]  # fmt: skip
         return [None if mine == size else partial(fit, shape=mine)
@@ -234,23 +234,23 @@ def _flat(t: Tensor) -> Tensor:
 
 
 def _reshaping(fit: Fold, trailing: Sequence[int]) -> Fold:
-    """Fit a gradient, and bring its rows to their shape."""
+    """Fit a gradient, and reshape its rows."""
     reshape = reshaping(trailing)
     return reshape if fit is None else lambda t: reshape(fit(t))
 
 
 def _degrees(csr: CSR, dtype: torch.dtype, *, stored: bool) -> Tensor:
-    """Return what the gradient of a mean is divided by, [num_rows, 1, 1].
+    """Return the divisor of the gradient of a mean, [num_rows, 1, 1].
 
     Args:
         csr: the graph.
         dtype: of the gradient.
         stored: keep it with the graph.
     """
-    known, key = cache_of(csr) if stored else {}, ("degrees", dtype)
-    found: Tensor | None = known.get(key)
-    if found is None:
-        found = csr.rowptr.diff().clamp(min=1).view(-1, 1, 1).to(dtype)
+    cache, key = cache_of(csr) if stored else {}, ("degrees", dtype)
+    degrees: Tensor | None = cache.get(key)
+    if degrees is None:
+        degrees = csr.rowptr.diff().clamp(min=1).view(-1, 1, 1).to(dtype)
         if not is_captured(csr.col):
-            known[key] = found
-    return found
+            cache[key] = degrees
+    return degrees

@@ -1,9 +1,9 @@
-"""How eager calls run: one node of autograd, one plan, one launch each way.
+"""Eager calls: one node of autograd, one plan, one launch each way.
 
-A plan has what depends on the kind of a call alone: layout, kernel, what is saved for the gradient.
-It is made at the first call of its kind and stays with the graph. A later call looks at shapes,
-dtypes and flags of its operands, looks up its plan, and launches. Calls that something observes
-(a compiler, a mode, a function transform) go through the registered operators instead.
+A plan holds everything that depends on the kind of a call only: layout, kernel, saved tensors. The
+first call of a kind makes it, and it is stored with the graph. A later call looks up its plan by
+shapes, dtypes and flags of the operands, and launches. Calls under a compiler, a mode or a function
+transform go through the registered operators instead.
 """
 
 import threading
@@ -37,7 +37,7 @@ _modes = torch._C._len_torch_dispatch_stack
 
 
 class _Arguments(threading.local):
-    """Of the layer whose call runs in a thread: its caller may change them before the gradient.
+    """Arguments of the running layer, which its caller may change before the gradient.
 
     PyG copies features to the edges, so ``x += conv(x)`` does not change what its gradient reads.
     """
@@ -59,11 +59,11 @@ def run(
 
     Args:
         graph: the graph.
-        make: of the graph, the kind, operands and whether each needs a gradient, makes the plan.
-        kind: what else it depends on.
-        operands: tensors, if all is well.
-        by_edge: of the graph, the kind and operands, returns the plan and the edges of a call on a
-            graph that is not built; None if it has to be.
+        make: takes the graph, kind, operands and whether each needs a gradient; makes the plan.
+        kind: of the call, apart from graph and operands.
+        operands: tensors, in a valid call.
+        by_edge: takes the graph, kind and operands; returns the plan and the edges of a call on a
+            graph that is not built, or None if it must be built.
 
     Returns:
         The result, or a list of them; None for a call that goes through the registered operator.
@@ -96,10 +96,10 @@ def run(
             if plan is None:
                 return None
             _keep(graph, key, plan)
-    given = arguments.tensors
-    if plan.saves and given:
+    inputs = arguments.tensors
+    if plan.saves and inputs:
         owned = {i for i in plan.saves if any(t is operands[i] or t is operands[i]._base
-                                              for t in given)}  # fmt: skip
+                                              for t in inputs)}  # fmt: skip
         if owned:
             operands = [t.clone() if i in owned else t for i, t in enumerate(operands)]
             return run(graph, make, kind, operands, by_edge)
@@ -116,9 +116,9 @@ def run(
 
 
 def _keep(graph: Graph, key: Any, plan: OperatorPlan) -> None:
-    """Store a plan; those of a graph that turned out to stay are made anew."""
+    """Store a plan; it is made again once the graph is in repeated use."""
     if plan.rule is not None:
-        plan.asked = asked_for()
+        plan.requested = asked_for()
     if graph.is_cuda and not torch.are_deterministic_algorithms_enabled():
         facts = facts_of(graph.csr())
         if facts.shared_kind is None:
@@ -130,12 +130,12 @@ def _keep(graph: Graph, key: Any, plan: OperatorPlan) -> None:
 
 
 def folding(operand: Tensor, heads: int, width: int) -> tuple[Fold, Tensor]:
-    """Return what brings tensors like this one to [rows, heads, width], and one like it so.
+    """Return a function that folds tensors to [rows, heads, width], and an example result.
 
-    Each row is contiguous afterwards. None for what is so already. Of any number of rows.
+    Rows become contiguous, whatever their number. None for tensors of that layout.
     """
     operand = operand.detach()
-    if operand.size(0) < 2:  # views of one row do not have its strides
+    if operand.size(0) < 2:  # views of one row have other strides
         operand = operand.new_empty_strided((2, *operand.shape[1:]), operand.stride())
     shape = (operand.size(0), heads, width)
     change: Fold = None
@@ -153,8 +153,8 @@ def folding(operand: Tensor, heads: int, width: int) -> tuple[Fold, Tensor]:
 
 
 def reshaping(trailing: Sequence[int], method: str = "reshape") -> Callable[[Tensor], Tensor]:
-    """Return what brings rows to this shape, however many there are."""
-    if 0 in trailing:  # what -1 stands for would not be known
+    """Return a function that reshapes any number of rows."""
+    if 0 in trailing:  # -1 would be ambiguous
         return lambda t: getattr(t, method)(t.size(0), *trailing)
     return methodcaller(method, (-1, *trailing))
 
@@ -162,13 +162,12 @@ def reshaping(trailing: Sequence[int], method: str = "reshape") -> Callable[[Ten
 def computing(
     launch: Launch, folds: Sequence[Fold], shapes: Sequence[tuple[int, ...]]
 ) -> Callable[..., Any]:
-    """Return what computes results of these shapes.
+    """Return a function that computes results of these shapes.
 
     Args:
         launch: of the kernel.
-        folds: what brings each operand into the layout of the kernel.
-        shapes: of the first results; the others stay as the kernel returns them. None if the
-            kernel returns all of them in their shapes.
+        folds: functions that bring each operand into the layout of the kernel.
+        shapes: of the first results; others are not reshaped. None if no result is.
     """
     function, listed = launch.bound(), launch.listed
     changes = [(place, fold) for place, fold in enumerate(folds) if fold is not None]
@@ -182,7 +181,7 @@ def computing(
         outs = function(read) if listed else function(*read)
         outs = [outs] if type(outs) is Tensor else list(outs)
         for at, shape in enumerate(shapes):
-            # In its final shape without being a view, which could not be changed in place.
+            # Reshaped without a view, which autograd would not let change in place.
             out = outs[at] if outs[at]._base is None else outs[at].clone()
             outs[at] = out if out.shape == shape else out.resize_(shape)
         return outs[0] if len(outs) == 1 else outs

@@ -1,4 +1,4 @@
-"""Features in 8 bits: a quarter of what an edge reads."""
+"""Features in 8 bits: a quarter of the bytes per edge."""
 
 from dataclasses import dataclass
 

@@ -38,7 +38,7 @@ EXTREMES = ("max", "min")
 def plan_of(
     graph: Graph, kind: tuple[Any, ...], operands: Sequence[Tensor], needs: tuple[bool, ...]
 ) -> OperatorPlan | None:
-    """Return the plan for calls like this one; None if they go through the registered operator.
+    """Return the plan of a kind of call; None if it needs the registered operator.
 
     Args:
         graph: the graph.
@@ -74,7 +74,7 @@ def plan_of(
 def rule_of(
     kind: tuple[Any, ...], operands: Sequence[Tensor], needs: tuple[bool, ...]
 ) -> "Reduction | None":
-    """Return what is known of calls like this one; None if no plan serves them."""
+    """Return the rule of a kind of call; None if no plan serves it."""
     one_dtype = len({t.dtype for t in operands}) == 1 and operands[0].is_floating_point()
     if not one_dtype or 0 in map(Tensor.dim, operands):
         return None
@@ -83,7 +83,7 @@ def rule_of(
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Reduction(RowRule):
-    """A formula and its reductions, on operands of these shapes.
+    """A formula and its reductions, for operands of fixed shapes.
 
     Attributes:
         text: the formula.
@@ -104,11 +104,11 @@ class Reduction(RowRule):
         return mean_pass(self.text, self.reduces, csr, turned, dtype)
 
     def bind(self, graph: Graph | Arrays, tensors: list[Any]) -> Gradient | None:
-        """Plan the pass of kernels; that of products is one of operators."""
+        """Plan the pass of kernels; None for products, which need operators."""
         return None if "prod" in self.reduces else super().bind(graph, tensors)
 
     def operators(self, graph: Graph | Arrays, edges: Edges | None, tensors: list[Any]) -> Gradient:
-        """Plan the pass of operators; winners of an edge list are edges, not columns."""
+        """Plan the pass of operators; over an edge list, convert winners from edges to columns."""
         n, columns = len(self.sides), winners_are_columns(parse(self.text), self.reduces)
         if edges is not None and columns and n + 1 in self.indices:
             place = self.indices.index(n + 1)
@@ -117,20 +117,20 @@ class Reduction(RowRule):
             tensors[place] = torch.where(winner < 0, -1, sources)
         return super().operators(graph, edges, tensors)
 
-    def passes(self, found: Passes, arrays: Arrays | None, special: Pass | None) -> Sequence[Pass]:
+    def passes(self, plan: Passes, arrays: Arrays | None, special: Pass | None) -> Sequence[Pass]:
         """Return the passes of :func:`plan_gradients`, and prepare the gradients of results."""
-        n, ready, places = len(self.sides), found.ready, found.places
+        n, ready, places = len(self.sides), plan.ready, plan.places
         for index, reduce in zip(count(n, 2), self.reduces, strict=False):
             if index not in ready:
                 continue
             if reduce == "mean" and special is None:
-                found.divided.append((places[index], ready[index].dtype))
+                plan.divided.append((places[index], ready[index].dtype))
             elif reduce == "prod" and arrays is not None:
                 read = tuple(places[i] for i in (*range(n), index))
                 coefficients = partial(prod_coefficients, arrays, self.text)
-                found.first.append((coefficients, True, read, (Result(None, None),) * 2))
-                places[index], places[index + 1] = found.end, found.end + 1
-                ready[index + 1], found.end = ready[index], found.end + 2
+                plan.first.append((coefficients, True, read, (Result(None, None),) * 2))
+                places[index], places[index + 1] = plan.end, plan.end + 1
+                ready[index + 1], plan.end = ready[index], plan.end + 2
         if special is not None:
             return [special]
         return backward_passes(self.text, self.reduces, self.needs, ready, self.shapes)
@@ -153,7 +153,7 @@ def reduction_of(
     trailings: tuple[torch.Size, ...],
     needs: tuple[bool, ...],
 ) -> Reduction | None:
-    """The kind of a call; None if it is wrong, or if operands are expanded to meet."""
+    """The rule of a call; None for wrong arguments, and for operands that fold() expands."""
     formula = parse(text)
     read = {(o.index, o.side) for o in operands_of(formula)}
     if sorted(index for index, _ in read) != list(range(len(trailings))):
@@ -168,7 +168,7 @@ def reduction_of(
     shapes = shapes_of(rows)
     message = shape_of(formula, dict(enumerate(shapes)))
     trailing = unfold(torch.empty(1, *message, device="meta")).shape[1:]
-    # Where nothing is of edges, their numbers are not read.
+    # Without edge operands and messages, the numbers of edges are not read.
     edge_order = edge_order and ("none" in reduces or "e" in {side for _, side in read})
     return reduction_on(text, reduces, needs, shapes, edge_order, trailings, trailing)
 
@@ -182,7 +182,7 @@ def reduction_on(
     trailings: tuple[Any, ...] = (),
     trailing: torch.Size | None = None,
 ) -> Reduction:
-    """The kind of a call on operands of these (heads, width), which are the shapes of their rows.
+    """The rule of a call on folded operands.
 
     Args:
         text: the formula.
@@ -190,8 +190,8 @@ def reduction_on(
         needs: which operands need gradients.
         shapes: (heads, width) of the operands.
         edge_order: edge operands are in the order of the edge list.
-        trailings: shapes of the rows of operands, if they are others.
-        trailing: shape of a row of the results, if it is another.
+        trailings: shapes of the rows of operands before folding.
+        trailing: shape of a row of the results after unfolding.
     """
     formula, n = parse(text), len(shapes)
     sides = {o.index: o.side for o in operands_of(formula)}

@@ -18,7 +18,7 @@ __all__ = ["edge_plan_of"]
 def edge_plan_of(
     edges: Edges, kind: tuple[Any, ...], operands: Sequence[Tensor], needs: tuple[bool, ...]
 ) -> EdgePlan | None:
-    """Return the plan for calls like this one; None if they need the rows of a graph.
+    """Return the plan of a kind of call; None if it needs the rows of a graph.
 
     Args:
         edges: the graph.
@@ -42,7 +42,7 @@ def edge_plan_of(
 
 
 def _share(index: int) -> Formula:
-    """Return 1 / degree of the target, whose degree is an operand."""
+    """Return 1 / degree of the target, from the operand with the degrees."""
     return Binary("div", Const(1.0), Operand("v", index))
 
 
@@ -68,7 +68,7 @@ def _forward(rule: Reduction) -> Passes:
 
 
 def _gradients(rule: Reduction, sizes: Sizes, degrees: int) -> tuple[Passes, list[int]]:
-    """The pass of the gradients, which all are sums over edges."""
+    """The pass of all gradients, sums over edges."""
     n, kinds = len(rule.sides), dict(enumerate(kinds_of_shapes(rule.shapes))) | {degrees: (1, 1)}
     grads = tuple([n + 2 * r in sizes for r in range(len(rule.reduces))])
     wanted = operand_gradients(rule.text, rule.reduces, rule.needs, grads, kinds, _share(degrees))

@@ -21,14 +21,14 @@ __all__ = [
 ]
 
 
-_FEW = 8  # pairs of a relation and a node that there may be, for each edge
+_FEW = 8  # possible pairs of a relation and a node, per edge
 
 
 class Relations(NamedTuple):
-    """The graphs of all relations, with a row for each target that a relation has edges to.
+    """The graphs of all relations, with a row for each pair of a relation and a target.
 
     Attributes:
-        into: from source nodes to the P pairs of a relation and a target, by relation.
+        into: from source nodes to the P pairs with edges, by relation.
         out: from the pairs to the target nodes.
         ptr: [R + 1], where the pairs of every relation begin; on the CPU.
     """
@@ -136,13 +136,13 @@ def multiply_pairs(pairs: Pairs, x: Tensor, weight: Tensor) -> Tensor:
 def _pairs(
     ends: Tensor, relation: Tensor, nodes: int, relations: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The nodes of all pairs by relation, where each relation begins, and the pair of each edge."""
+    """The nodes of all pairs by relation, the bounds of relations, and the pair of each edge."""
     for name, ids, most in (("node", ends, nodes), ("relation", relation, relations)):
         if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < most:
             raise IndexError(f"found {name} ids outside of [0, {most})")
     stride = max(nodes, 1)
     keys = relation.long() * stride + ends
-    if relations * stride <= _FEW * keys.numel():  # marking every pair takes less than sorting
+    if relations * stride <= _FEW * keys.numel():  # marking pairs is cheaper than sorting
         marks = keys.new_zeros(relations * stride).index_fill_(0, keys, 1)
         pairs, pair = marks.nonzero().view(-1), (marks.cumsum(0) - 1).index_select(0, keys)
     else:
@@ -152,7 +152,7 @@ def _pairs(
 
 
 def _own_edges(nodes: Tensor) -> Tensor:
-    """An edge_index with one edge from each of these nodes to the row of its place."""
+    """An edge_index with an edge from each node to the row of its position."""
     return torch.stack([nodes, torch.arange(nodes.numel(), device=nodes.device)])
 
 

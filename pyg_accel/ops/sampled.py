@@ -1,7 +1,7 @@
 """Aggregation over a sample of each target's edges, chosen inside the kernel.
 
-Which edges those are is defined in :mod:`pyg_accel.backends.sampling`. For inference: there are no
-gradients (ES-SpMM paper, section VI-B).
+:mod:`pyg_accel.backends.sampling` defines the sample. For inference only: there are no gradients
+(ES-SpMM paper, section VI-B).
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -53,7 +53,7 @@ def sampled_spmm(
         rescale: what a sum is multiplied by; a mean takes ``"none"`` alone.
             ``"none"``: nothing, as in the paper's algorithm 1.
             ``"row"``: degree / sampled degree of the target, so that sums keep their size.
-        edge_order: weights are in the order of the edge list; by default in that of the CSR.
+        edge_order: weights are in the order of the edge list; by default in CSR order.
 
     Returns:
         [num_rows, F] or [num_rows, H, F]; targets without edges get 0. Features from
@@ -81,7 +81,7 @@ def sampled_spmm(
         values, weight = values.to(dtype), weight.to(dtype)
     heads = values.size(1) if values.dim() == 3 else 1
     if weight is None or weight.shape[1:].numel() == 1:
-        heads = 1  # nothing tells heads apart
+        heads = 1  # one weight for all heads
     features = values.shape[1:].numel()
     folded = contiguous_rows(values.reshape(values.size(0), heads, features // max(heads, 1)))
     if scale is not None:
@@ -118,8 +118,8 @@ def sampling_rates(
     if not isinstance(graph, Graph) and (degree.is_floating_point() or degree.is_complex()):
         raise ValueError(f"expected degrees in whole numbers (got {degree.dtype})")
     widths = _checked(widths)
-    kept = torch.stack([degree.clamp(max=w).sum() for w in (*widths, _EVERYTHING)]).tolist()
-    return {w: n / kept[-1] if kept[-1] else 1.0 for w, n in zip(widths, kept, strict=False)}
+    sums = torch.stack([degree.clamp(max=w).sum() for w in (*widths, _EVERYTHING)]).tolist()
+    return {w: n / sums[-1] if sums[-1] else 1.0 for w, n in zip(widths, sums, strict=False)}
 
 
 _EVERYTHING = 2**31 - 1
@@ -139,10 +139,10 @@ def note_samples() -> Iterator[list[int]]:
 
 def _checked(widths: Iterable[int]) -> list[int]:
     """Return widths; ValueError unless there is one, and each is a whole number of at least 1."""
-    found = list(widths) if isinstance(widths, Iterable) else []
-    if not found:
+    values = list(widths) if isinstance(widths, Iterable) else []
+    if not values:
         raise ValueError(f"expected 'widths' to be one or more whole numbers (got {widths!r})")
-    return [whole("widths", width) for width in found]
+    return [whole("widths", width) for width in values]
 
 
 def _check(graph: Graph, values: Tensor, weight: Tensor | None, reduce: str, rescale: str) -> str:

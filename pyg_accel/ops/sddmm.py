@@ -33,7 +33,7 @@ def sddmm(
         x_source: [num_cols, F] or [num_cols, H, F].
         op: ``"dot"`` over the last dimension, or elementwise ``"add"``, ``"sub"``, ``"mul"``,
             ``"div"`` (target op source).
-        edge_order: the result is in the order of the edge list; by default in that of the CSR.
+        edge_order: the result is in the order of the edge list; by default in CSR order.
 
     Returns:
         [E] or [E, H] for ``"dot"``; otherwise [E, F] or [E, H, F].

@@ -1,4 +1,4 @@
-"""One matrix for every segment of rows: what relations do to the features of their edges."""
+"""Segments of rows times one matrix each, as for relations and their edges."""
 
 from typing import Any
 

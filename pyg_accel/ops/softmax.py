@@ -28,7 +28,7 @@ def edge_softmax(graph: Graph, scores: Tensor, *, edge_order: bool = False) -> T
     Args:
         graph: the graph.
         scores: [E] or [E, H].
-        edge_order: scores are in the order of the edge list; by default in that of the CSR.
+        edge_order: scores are in the order of the edge list; by default in CSR order.
 
     Returns:
         The same shape; the values of a target's edges add up to 1, head by head.
@@ -59,7 +59,7 @@ def _make_plan(
     (scores,), (edge_order,) = operands, kind
     fits = scores.dim() in (1, 2) and scores.size(0) == graph.num_edges
     if not fits or not scores.is_floating_point() or scores.device != graph.device:
-        return None  # the operator says what is wrong
+        return None  # the operator raises
     rule = _Rule(edge_order, scores.shape[1:].numel())
     backends, launch = rule.launch(graph, scores)
     softmax = launch.bound()
@@ -71,7 +71,7 @@ def _make_plan(
 
 
 class _Rule(NamedTuple):
-    """How it is differentiated: by the same kernel, of the result and its gradient.
+    """The gradient: the same kernel, on the result and its gradient.
 
     Attributes:
         edge_order: scores are in the order of the edge list.
@@ -116,7 +116,7 @@ class _Rule(NamedTuple):
 
 
 def softmax_of(csr: CSR, scores: Tensor) -> tuple[str, Callable[..., Tensor]]:
-    """Return the backend of calls like this one, and its kernel."""
+    """Return the backend of a kind of call, and its kernel."""
     decision = decide(OpSpec.on("edge_softmax", csr, scores, scores.size(1), 1))
     return decision.backend.name, decision.kernel.run
 
@@ -128,7 +128,7 @@ def _run(csr: CSR, scores: Tensor, grad: Tensor | None) -> Any:
 
 
 def _row_sum(arrays: list[Any], values: Tensor) -> Tensor:
-    """The sum over each row, given back to its edges."""
+    """The sum over each row, for each of its edges."""
     graph = Arrays.join(CSR(arrays[0], arrays[1], arrays[2], arrays[3], False))
     (sums,) = call("gspmm", *graph, [values.unsqueeze(-1)], "e0", ["sum"], False)
     (back,) = call("gspmm", *graph, [sums], "v0", ["none"], False)

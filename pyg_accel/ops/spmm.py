@@ -31,7 +31,7 @@ def spmm(
         reduce: ``"sum"``, ``"mean"``, ``"max"``, ``"min"``, ``"prod"``, ``"sqsum"`` (sum of
             squares), or ``"none"`` for the messages themselves; or several of them in one pass.
         edge_order: weights, and messages for ``"none"``, are in the order of the edge list; by
-            default in that of the CSR.
+            default in CSR order.
 
     Returns:
         [num_rows, F] or [num_rows, H, F] (E rows for ``"none"``), or a list of them for a list of

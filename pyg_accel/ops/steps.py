@@ -31,19 +31,18 @@ from pyg_accel.ops.winners import scatter_launch
 
 __all__ = ["SCATTER", "Pass", "Step", "fit", "passes_of", "renumber"]
 
-SCATTER = "scatter"  # in place of a formula: gradients go to the winners of a maximum
+SCATTER = "scatter"  # in place of a formula: scatter gradients to the winners of a maximum
 
 
 @dataclass(frozen=True)
 class Step:
-    """How the gradient of one operand is computed.
+    """The gradient of one operand.
 
     Attributes:
-        operand: its index; or that of a number per edge, which later steps read.
-        side: where it is read.
-        formula: over the operands of the backward pass; of a source operand, as the transposed
-            graph sees it.
-        used: the operands that the formula uses, in its own numbering.
+        operand: its index; or the index of an intermediate number per edge.
+        side: of the operand.
+        formula: over the operands in ``used``; on the transposed graph for a source operand.
+        used: indices of the operands that the formula reads.
     """
 
     operand: int
@@ -53,7 +52,7 @@ class Step:
 
 
 def renumber(used: tuple[int, ...], operand: Operand) -> Formula:
-    """Return an operand by its place among those that are used."""
+    """Return an operand with its position in ``used`` as index."""
     return Operand(operand.side, used.index(operand.index))
 
 
@@ -69,15 +68,15 @@ def fit(grad: Tensor, shape: tuple[int, int]) -> Tensor:
 
 
 class Pass(NamedTuple):
-    """Steps that run together: those of one graph, several only of narrow edge operands among them.
+    """Steps that run together on one graph.
 
     Attributes:
-        operands: whose gradients they compute.
-        source: on the transposed graph.
-        numbered: entries need the numbers of their edges.
-        formulas: of each, over the operands that they use together; or :data:`SCATTER`.
-        reduces: of each.
-        used: those operands.
+        operands: indices of the operands of the gradients.
+        source: whether it runs on the transposed graph.
+        numbered: whether entries need the numbers of their edges.
+        formulas: of each step, over the operands in ``used``; or :data:`SCATTER`.
+        reduces: of each step.
+        used: indices of the operands that the formulas read.
     """
 
     operands: tuple[int, ...]
@@ -88,60 +87,60 @@ class Pass(NamedTuple):
     used: tuple[int, ...]
 
     def sizes(self, tensors: Mapping[int, Tensor]) -> list[tuple[int, int]]:
-        """Return (heads, width) of what each computes of these operands."""
+        """Return (heads, width) of each gradient."""
         shapes = shapes_of([tensors[i] for i in self.used])
         if self.formulas == (SCATTER,):
             return [shapes[0]]
-        found = [shape_of(parse(text), dict(enumerate(shapes))) for text in self.formulas]
-        return found if len(found) == 1 else [(widest(shapes)[0], width) for _, width in found]
+        sizes = [shape_of(parse(text), dict(enumerate(shapes))) for text in self.formulas]
+        return sizes if len(sizes) == 1 else [(widest(shapes)[0], width) for _, width in sizes]
 
-    def run(self, arrays: Arrays, given: list[Tensor]) -> list[Tensor]:
+    def run(self, arrays: Arrays, tensors: list[Tensor]) -> list[Tensor]:
         """Compute the gradients by operators."""
         if self.formulas == (SCATTER,):
-            flat = call("scatter_arg", *map(_flat, given), arrays.num_cols)
-            return [flat.view(arrays.num_cols, *given[0].shape[1:])]
+            flat = call("scatter_arg", *map(_flat, tensors), arrays.num_cols)
+            return [flat.view(arrays.num_cols, *tensors[0].shape[1:])]
         if len(self.formulas) > 1:
             csr = arrays.transposed if self.source else arrays.csr
             outs: list[Tensor] = call(
-                "gspmm_several", *csr[:5], given, list(self.formulas), list(self.reduces)
+                "gspmm_several", *csr[:5], tensors, list(self.formulas), list(self.reduces)
             )
             return outs
         arrays = arrays.turned() if self.source else arrays
         if not (self.numbered or torch.is_grad_enabled()):  # gradients may be of edges
             arrays = arrays._replace(eid=None, eid_t=None)
-        outs = call("gspmm", *arrays, given, self.formulas[0], list(self.reduces), False)
+        outs = call("gspmm", *arrays, tensors, self.formulas[0], list(self.reduces), False)
         return outs
 
     def by_operators(self, arrays: Arrays) -> Callable[[CSR], Launch]:
-        """Return what :meth:`bind` returns, of operators."""
+        """Return a function that launches operators, as :meth:`bind` does for kernels."""
         return lambda _: Launch(partial(self.run, arrays), listed=True)
 
-    def bind(self, csr: CSR, given: list[Tensor]) -> tuple[str, Callable[[CSR], Launch]]:
-        """Return the backend that computes them, and what launches it on graphs of a kind.
+    def bind(self, csr: CSR, tensors: list[Tensor]) -> tuple[str, Callable[[CSR], Launch]]:
+        """Return the backend, and a function that launches its kernel on graphs of one kind.
 
         Args:
-            csr: a graph of that kind, of the pass.
-            given: operands like those of later launches.
+            csr: a graph of that kind.
+            tensors: example operands.
         """
         if self.formulas == (SCATTER,):
-            name, launch = scatter_launch(given[0].flatten(1), csr.num_rows)
-            return name, lambda _: launch  # of as many rows
+            name, launch = scatter_launch(tensors[0].flatten(1), csr.num_rows)
+            return name, lambda _: launch  # for the same number of rows
         if len(self.formulas) > 1:
-            decision, formulas = _decide_several(csr, given, self.formulas, self.reduces)
+            decision, formulas = _decide_several(csr, tensors, self.formulas, self.reduces)
             before = formulas, list(self.reduces)
-            return decision.backend.name, decision.kernel.bound(csr, before, given)
+            return decision.backend.name, decision.kernel.bound(csr, before, tensors)
         if self.numbered:
-            return bind_gspmm(csr, self.formulas[0], self.reduces, given, want_arg=False)
+            return bind_gspmm(csr, self.formulas[0], self.reduces, tensors, want_arg=False)
         csr = csr._replace(eid=None)
-        name, bound = bind_gspmm(csr, self.formulas[0], self.reduces, given, want_arg=False)
+        name, bound = bind_gspmm(csr, self.formulas[0], self.reduces, tensors, want_arg=False)
         return name, lambda csr: bound(csr._replace(eid=None))
 
 
 def passes_of(steps: Sequence[Step], tensors: Mapping[int, Tensor]) -> list[Pass]:
     """Return the passes of steps.
 
-    What gathers along the same graph runs together, where a backend can: the gradient of an edge's
-    weight reads the rows that those of the source features read. Together they have no derivative.
+    Steps that gather along the same graph run together where a backend can: the gradient of the
+    weights reads the same rows as the gradient of the features. This has no double backward.
     """
     first = [step for step in steps if tensors.keys() >= set(step.used)]
     groups = [] if len(first) < 2 or torch.is_grad_enabled() else _groups(first, tensors)
@@ -166,7 +165,7 @@ def _flat(t: Tensor) -> Tensor:
 
 
 def _groups(steps: Sequence[Step], tensors: Mapping[int, Tensor]) -> list[list[Step]]:
-    """Steps of the same graph, those of narrow edge operands among them, two or more."""
+    """Groups of two or more steps on the same graph, with the steps of narrow edge operands."""
     extents = {step.operand: widest(_known_shapes(step.used, tensors)) for step in steps}
     common = max(extents.values(), default=None)
     if common is None:
@@ -190,14 +189,14 @@ def _runs(group: list[Step], tensors: Mapping[int, Tensor]) -> bool:
 
 
 def _known_shapes(used: tuple[int, ...], tensors: Mapping[int, Tensor]) -> Shapes:
-    """(heads, width) of the operands that are used: numbers, where a compiler has symbols."""
+    """(heads, width) of the used operands, as numbers instead of symbols."""
     return tuple((int(h), int(f)) for h, f in shapes_of([tensors[i] for i in used]))
 
 
 def _fits(step: Step, tensors: Mapping[int, Tensor]) -> bool:
-    """Whether a step may run together with others: it gathers rows."""
-    given = [tensors[i] for i in step.used]
-    if any(not t.is_floating_point() for t in given) or selects(step.formula):
+    """Whether a step gathers rows, so that it may run together with others."""
+    operands = [tensors[i] for i in step.used]
+    if any(not t.is_floating_point() for t in operands) or selects(step.formula):
         return False
     shapes = _known_shapes(step.used, tensors)
     if widest(shapes)[1] == 1 or min(min(shape) for shape in shapes) == 0:
@@ -207,11 +206,11 @@ def _fits(step: Step, tensors: Mapping[int, Tensor]) -> bool:
 
 @lru_cache(maxsize=1024)
 def _together(group: tuple[Step, ...], transposed: bool) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """The formulas of steps over the operands that they use together."""
+    """The formulas of steps over the union of their operands, and these operands."""
     used = tuple(dict.fromkeys(i for step in group for i in step.used))
     formulas = []
     for step in group:
-        places = {own: used.index(i) for own, i in enumerate(step.used)}
+        places = {place: used.index(i) for place, i in enumerate(step.used)}
         formula = step.formula
         if transposed and step.side == "e":
             formula = swap_sides(formula)

@@ -20,7 +20,7 @@ def _decide(grad: Tensor, num_rows: int) -> Decision:
 
 
 def scatter_launch(grad: Tensor, num_rows: int) -> tuple[str, Launch]:
-    """Return the backend that scatters gradients like this one, [N, F], and its launch."""
+    """Return the backend for a gradient [N, F], and its launch."""
     decision = _decide(grad, num_rows)
     run, bind = decision.kernel.run, decision.kernel.bind
     if bind is None:

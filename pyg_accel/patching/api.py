@@ -1,4 +1,4 @@
-"""``patch()`` and its undoing: which hooks go where, and what is switched on."""
+"""``patch()`` and ``unpatch()``: the hooks, and the switch."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -45,14 +45,14 @@ _HOOKS: dict[str, Callable[..., Any]] = {
     "load": loading.load,
     "collate": loading.collate,
 }
-# Threads may enter and leave patched() at once: what is counted must agree with what is installed.
+# Threads may enter and leave patched() at once: the counts must agree with the installed hooks.
 _lock = threading.RLock()
 _handles: "list[OverrideHandle]" = []
-installed: dict[str, Any] = {}  # hooks by name; this package asks for those of distributed models
+installed: dict[str, Any] = {}  # hooks by name, those of distributed models included
 
 
 def _install() -> None:
-    """Install the hooks of all handles, unless they are; without a handle there are none."""
+    """Install the hooks of all handles; uninstall them without a handle."""
     hooks = dict(_HOOKS) if _handles else {}
     for handle in _handles:
         hooks |= handle.hooks
@@ -65,18 +65,18 @@ def _install() -> None:
 
 
 class OverrideHandle:
-    """Overrides that stand in front of those of ``patch()`` and call them.
+    """Overrides that wrap the hooks of ``patch()``.
 
-    They are there whether or not anything is patched; what they call asks that itself. Handles of
-    the same hooks share them: those of a model that runs meanwhile stay installed.
+    They are installed whether or not anything is patched: the wrapped hooks check that. Handles of
+    the same hooks share them, so that they stay installed for models that still run.
 
     Args:
-        hooks: by the names that those of ``patch()`` have.
+        hooks: by the names of the hooks of ``patch()``.
     """
 
     def __init__(self, hooks: dict[str, Callable[..., Any]]) -> None:
-        settings.changed()  # raises where a variable is wrong
-        fast_backend_reasons("cpu")  # loads the backends now, not in a call that is recorded
+        settings.changed()  # raises for invalid variables
+        fast_backend_reasons("cpu")  # loads the backends outside of recorded calls
         self.hooks = hooks
         with _lock:
             _handles.append(self)
@@ -84,7 +84,7 @@ class OverrideHandle:
             self._switch(1)
 
     def remove(self) -> None:
-        """Take the hooks away; a second time does nothing."""
+        """Remove the hooks; a second call does nothing."""
         with _lock:
             if self in _handles:
                 _handles.remove(self)
@@ -92,11 +92,11 @@ class OverrideHandle:
                 _install()
 
     def _switch(self, by: int) -> None:
-        """Count what is accelerated from now on (1), or not any more (-1)."""
+        """Count a handle that begins (1) or ends (-1)."""
 
 
 class PatchHandle(OverrideHandle):
-    """What :func:`patch` returns: ``remove()`` undoes that call; also a context manager."""
+    """The result of :func:`patch`: ``remove()`` undoes the call; also a context manager."""
 
     def __init__(self, model: torch.nn.Module | None, loader: torch.device | None) -> None:
         """Switch on; use :func:`patch`."""

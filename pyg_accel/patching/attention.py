@@ -2,13 +2,12 @@
 
 Attention layers compute weights in one place and use them in another: GATConv in ``edge_updater``
 and ``propagate``, others within one message. Between the two the weights are :class:`Weights`: a
-tensor [E] or [E, H] that holds the formula of its scores. A weighted sum of messages takes the
-scores and becomes one call of :func:`pyg_accel.ops.attention`; any other use of the weights gets an
-ordinary tensor. Weights that leave the layer (:mod:`.kept`) are ordinary tensors from the
-beginning.
+tensor [E] or [E, H] that holds the formula of its scores. A weighted sum of messages becomes one
+call of :func:`pyg_accel.ops.attention` on the scores; any other use materialises the weights.
+Weights that leave the layer (:mod:`.escaping_tensors`) are ordinary tensors from the beginning.
 
-Dropout of the weights draws its mask at once, by torch's own function and of the same shape, so
-that the numbers are those of PyG.
+Dropout of the weights draws its mask at once, by the function of torch and of the same shape, so
+that it agrees with PyG.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,7 +32,7 @@ from pyg_accel.runtime.cache import Snapshot, version_of
 
 __all__ = ["Source", "Weights", "Where", "attend"]
 
-_NARROW = 32  # numbers per edge up to which the kernel over features of edges is slow
+_NARROW = 32  # numbers per edge up to which the kernel for features of edges is slow
 
 
 class Where(NamedTuple):
@@ -54,11 +53,11 @@ class Where(NamedTuple):
 
 @dataclass
 class Source:
-    """Where weights come from.
+    """The scores of weights.
 
     Attributes:
         edge_index: of the call.
-        version: how often it had been changed.
+        version: its version counter.
         target: row of edge_index with the targets.
         graph: its CSR form.
         score: formula of the scores.
@@ -80,14 +79,14 @@ class Source:
     grad: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        """Note what will be compared."""
+        """Take a snapshot, to detect changes."""
         self.version = version_of(self.edge_index)
         self.grad = torch.is_grad_enabled()
         self._unchanged = Snapshot(self.operands)
         self._written: Tensor | None = None
 
-    def given(self) -> list[Tensor]:
-        """The operands with as many rows as the graph says."""
+    def expanded(self) -> list[Tensor]:
+        """The unchanged operands, with repeated rows expanded."""
         if not self._unchanged.fits(self.operands):
             raise RuntimeError(
                 "attention weights are asked for after the features they are made of were changed "
@@ -111,7 +110,7 @@ class Source:
         """The weights without dropout, [E] or [E, H]."""
         if self._written is None:
             self._written = perform(
-                _softmax, self.graph, self.score, self.given(), self.dtype, self.shape[1:],
+                _softmax, self.graph, self.score, self.expanded(), self.dtype, self.shape[1:],
                 grad=self.grad,
             )  # fmt: skip
         return self._written
@@ -144,7 +143,7 @@ class Weights(DeferredOperand):
 
     Attributes:
         source: their scores.
-        mask: what dropout multiplies them by, of the shape of the scores.
+        mask: factor of dropout, of the shape of the scores.
     """
 
     source: Source
@@ -155,7 +154,7 @@ class Weights(DeferredOperand):
     def of(
         cls, source: Source, shape: Sequence[int] | None = None, mask: Tensor | None = None
     ) -> "Weights":
-        """Make them; by default of the shape of the scores."""
+        """Return weights, by default of the shape of the scores."""
         shape = source.shape if shape is None else shape
         return cls(shape, source.dtype, source.graph.device, source=source, mask=mask)
 
@@ -164,7 +163,7 @@ class Weights(DeferredOperand):
         return 0, self.source.shape[0]
 
     def ordinary(self) -> Tensor:
-        """Return them as an ordinary tensor."""
+        """Return the materialised weights."""
         if self._real is None:
             shape = tuple(plain_shape(self)[1:])
             self._real = perform(
@@ -174,17 +173,17 @@ class Weights(DeferredOperand):
 
     def differentiable(self) -> bool:
         """See :meth:`DeferredOperand.differentiable`."""
-        given = [*self.source.operands, *([] if self.mask is None else [self.mask])]
-        return self.source.grad and any(t.requires_grad for t in given)
+        tensors = [*self.source.operands, *([] if self.mask is None else [self.mask])]
+        return self.source.grad and any(t.requires_grad for t in tensors)
 
     def after(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Views of weights and dropout can wait."""
-        made = None
+        """Defer views and dropout of weights."""
+        weights = None
         if name in _VIEWS and (shape := _viewed(self, name, args, kwargs)) is not None:
-            made = Weights.of(self.source, shape, self.mask)
+            weights = Weights.of(self.source, shape, self.mask)
         elif name == "dropout" and not kwargs.get("inplace") and len(args) < 3:
-            made = _dropped(func, self, args, kwargs)
-        return made
+            weights = _dropped(func, self, args, kwargs)
+        return weights
 
 
 _VIEWS = {"view", "reshape", "unsqueeze", "squeeze", "view_as", "reshape_as"}
@@ -193,11 +192,11 @@ _VIEWS = {"view", "reshape", "unsqueeze", "squeeze", "view_as", "reshape_as"}
 def _viewed(
     weights: Weights, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> torch.Size | None:
-    """The shape of a view, if it has the same rows and only dimensions of size 1 came or went."""
+    """The shape of a view, if it only adds or removes dimensions of size 1 after the first."""
     old = plain_shape(weights)
     like = {"view_as": "view", "reshape_as": "reshape"}.get(name, name)
-    given = tuple(a.shape if isinstance(a, Tensor) else a for a in args)
-    new: torch.Size = getattr(torch.empty(old, device="meta"), like)(*given, **kwargs).shape
+    sizes = tuple(a.shape if isinstance(a, Tensor) else a for a in args)
+    new: torch.Size = getattr(torch.empty(old, device="meta"), like)(*sizes, **kwargs).shape
     same = [n for n in new if n != 1] == [n for n in old if n != 1]
     return new if same and len(new) > 0 and new[0] == old[0] else None
 
@@ -226,7 +225,7 @@ def attend(
     repeated: Sequence[bool],
     where: Where,
 ) -> tuple[Tensor, Computation] | None:
-    """Compute a sum of messages that are weighted, as attention.
+    """Compute a sum of weighted messages as attention.
 
     Args:
         formula: of the messages.
@@ -235,21 +234,21 @@ def attend(
         where: the graph.
 
     Returns:
-        [num_rows, ...], and what was computed; None if the messages are something else.
+        [num_rows, ...], and its computation; None for other messages.
     """
     num_rows = where.num_rows
-    found = [i for i, t in enumerate(operands) if isinstance(t, Weights)]
-    if len(found) != 1:
+    indices = [i for i, t in enumerate(operands) if isinstance(t, Weights)]
+    if len(indices) != 1:
         return None
-    weights = operands[found[0]]
+    weights = operands[indices[0]]
     assert isinstance(weights, Weights)
-    value, source = _without(formula, found[0]), weights.source
+    value, source = _without(formula, indices[0]), weights.source
     if value is None or not source.fits(where) or not (read := _operands_of(value)):
         return None
-    layout = _layout(weights, [t for i, t in enumerate(operands) if i != found[0]])
+    layout = _layout(weights, [t for i, t in enumerate(operands) if i != indices[0]])
     if layout is None:
         return None
-    graph, score, names, given = source.graph, source.score, [*source.operands], source.given()
+    graph, score, names, tensors = source.graph, source.score, [*source.operands], source.expanded()
     scored = _operands_of(score)
     if all(o.side != "u" for o in scored):
         paired = with_pairs_as_sources(value, operands, where.target, num_rows)
@@ -261,26 +260,26 @@ def attend(
     for o in read:
         t = materialize(operands[o.index])
         same = [k for k, s in enumerate(names)
-                if s is t and sides.get(k) == o.side and tuple(given[k].shape[1:]) ==
+                if s is t and sides.get(k) == o.side and tuple(tensors[k].shape[1:]) ==
                 (layout.heads, layout.width)]  # fmt: skip
         if same:
             places[o.index] = same[0]
             continue
-        places[o.index] = len(given)
-        sides[len(given)] = o.side
+        places[o.index] = len(tensors)
+        sides[len(tensors)] = o.side
         names.append(operands[o.index])
         with quiet():
             if repeated[o.index]:
                 t = t.expand(num_rows, *t.shape[1:])
-            given.append(layout.fold(t))
+            tensors.append(layout.fold(t))
     factor = -1
     if weights.mask is not None:
-        factor = len(given)
+        factor = len(tensors)
         with quiet():
-            given.append(weights.mask.reshape(weights.mask.size(0), -1, 1))
+            tensors.append(weights.mask.reshape(weights.mask.size(0), -1, 1))
     computed, texts = _computed(score, value, tuple(places.items()), factor)
     with quiet():
-        out = perform(ops.attention, graph, *texts, given, edge_order=True)
+        out = perform(ops.attention, graph, *texts, tensors, edge_order=True)
         out = out.reshape(out.size(0), *layout.trailing)
     return out, computed
 
@@ -294,7 +293,7 @@ def _operands_of(formula: Formula) -> tuple[Operand, ...]:
 def _computed(
     score: Formula, value: Formula, places: tuple[tuple[int, int], ...], factor: int
 ) -> tuple[Computation, tuple[str, str]]:
-    """What is computed, and the scores and values for the operator."""
+    """The computation, and the scores and values for the operator."""
     where = dict(places)
     value = map_operands(value, lambda o: Operand(o.side, where[o.index]))
     computed = Computation(value, ("sum",), score)
@@ -304,22 +303,22 @@ def _computed(
 
 
 def _layout(weights: Tensor, operands: list[Tensor]) -> Layout | None:
-    """How messages [E, ...] become heads, one weight each, times width."""
-    own = tuple(weights.shape[1:])
+    """The layout of messages [E, ...] with one weight per head."""
+    trailing = tuple(weights.shape[1:])
     try:
-        full = broadcast(own, *(t.shape[1:] for t in operands))
+        full = broadcast(trailing, *(t.shape[1:] for t in operands))
     except RuntimeError:
         return None
-    own = (1,) * (len(full) - len(own)) + own
-    split = max((d + 1 for d, n in enumerate(own) if n != 1), default=0)
-    return Layout(full, split) if own[:split] == full[:split] else None
+    trailing = (1,) * (len(full) - len(trailing)) + trailing
+    split = max((d + 1 for d, n in enumerate(trailing) if n != 1), default=0)
+    return Layout(full, split) if trailing[:split] == full[:split] else None
 
 
 @lru_cache(maxsize=1024)
 def _without(formula: Formula, index: int) -> Formula | None:
-    """What an operand is multiplied by; None if the formula is not such a product."""
+    """The cofactor of an operand; None if the formula is not a product with it."""
     match formula:
-        case Operand(index=found) if found == index:
+        case Operand(index=number) if number == index:
             return Const(1.0)
         case Unary(op="neg", arg=arg):
             inner = _without(arg, index)

@@ -1,4 +1,4 @@
-"""``calibrate_sampling()``: how few edges a model's accuracy can bear."""
+"""``calibrate_sampling()``: the fewest sampled edges for a required accuracy."""
 
 from collections.abc import Callable, Sequence
 from inspect import signature
@@ -32,29 +32,27 @@ def calibrate_sampling(
     """Find the smallest width whose accuracy on a mask stays within ``max_drop``.
 
     Runs the model in evaluation mode over all edges, then inside :func:`sampled` with one width
-    after the other, the smallest first. The model is patched while this runs, and is afterwards as
-    it was.
+    after the other, the smallest first. The model is patched meanwhile, and restored afterwards.
 
     Args:
         model: a trained model.
         data: with ``x``, ``edge_index`` (or a sparse matrix ``adj_t``) and ``y``.
-        mask: [N] bool, the nodes to judge by: a validation mask.
-        max_drop: how much accuracy may be lost.
+        mask: [N] bool, a validation mask.
+        max_drop: largest loss of accuracy.
         strategy: as for :func:`sampled`.
         rescale: as for :func:`sampled`.
         widths: to try; by default powers of two from 4 to the first that takes every edge.
-        forward: of model and data, returns the outputs [N, C]; by default
+        forward: takes model and data, and returns the outputs [N, C]; by default
             ``model(data.x, data.edge_index)``, with ``edge_weight`` where both have it.
-        metric: of outputs and targets of the masked nodes; by default the share of nodes whose
-            largest output is that of their class.
+        metric: takes outputs and targets of the masked nodes; by default the accuracy.
 
     Returns:
-        The smallest width, most edges of a node, or None where none is good enough.
+        The smallest width, most edges of a node, or None if no width is good enough.
 
     Raises:
-        ValueError: for a mask that selects nothing or is not of these nodes, data without classes
-            (or other targets and no metric), a negative drop, no widths or widths below 1, and for
-            a model of which nothing is sampled.
+        ValueError: for an empty mask or one of another size, data without classes (or other
+            targets and no metric), a negative drop, no widths or widths below 1, and for a model
+            without sampled aggregations.
     """
     y = getattr(data, "y", None)
     if not isinstance(y, Tensor) or y.dim() == 0:

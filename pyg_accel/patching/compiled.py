@@ -1,12 +1,12 @@
-"""``patch()`` under ``torch.compile``: a call as a function that runs when the graph is made.
+"""``patch()`` under ``torch.compile``: a call is a function that runs while the graph is made.
 
-Dynamo reads Python, and cannot read a trace of lazy tensors. So an accelerated call is handed to it
-whole, and runs when the compiler makes its graph, on tensors without data: the lazy machinery does
-there what it does elsewhere, and the operators that it calls are what the graph consists of.
+Dynamo cannot trace lazy tensors. So it gets an accelerated call as an opaque function, which runs
+on tensors without data when the compiler makes its graph. Lazy tensors work as in eager mode, and
+the operators of their formulas make up the graph.
 
-Dynamo guards what it has read, and of such a function it reads nothing: a changed ``eps`` would go
-unnoticed. So PyG's own path is read first. If that path has effects that could not be had once, its
-result is returned. Otherwise it is not used, and the compiler drops it: see :mod:`.reading`.
+Dynamo guards what it reads, and does not read an opaque function: a changed ``eps`` would go
+unnoticed. So Dynamo reads PyG's own path first. If that path has other effects, its result is
+returned. Otherwise the compiler drops it as unused: see :mod:`.dynamo_guards`.
 """
 
 from collections.abc import Callable
@@ -46,7 +46,7 @@ _DEPENDS_ON_DATA = (
     GuardOnDataDependentSymNode, DataDependentOutputException, DynamicOutputShapeException,
 )  # fmt: skip
 _WORK, _ROW_BYTES = Work(), 256  # of a sum of 64 features
-_NONE = "pyg_accel: None"  # Dynamo hands strings on, and None not
+_NONE = "pyg_accel: None"  # Dynamo passes strings, but not None
 
 
 class CompiledTrace(Trace):
@@ -55,7 +55,7 @@ class CompiledTrace(Trace):
     runs_networks = False
 
     def graph(self, num_rows: int, num_cols: int) -> Graph:
-        """Return the graph as an operator's result."""
+        """Return the graph as the result of an operator."""
         return CompiledGraph(self.edge_index, num_rows, num_cols, self.target)
 
 
@@ -66,7 +66,7 @@ def call(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
-    """Make a call of ``propagate`` or ``edge_updater`` in a way that Dynamo can read."""
+    """Make a call of ``propagate`` or ``edge_updater`` in code that Dynamo can trace."""
     plain = isinstance(edge_index, Tensor) and not isinstance(edge_index, EdgeIndex)
     plain = plain and edge_index.layout == torch.strided
     if torch.compiler._is_exporting_flag:  # Dynamo of torch 2.11 takes is_exporting() for True
@@ -75,16 +75,16 @@ def call(
     if not plain or args or not _passable(kwargs):
         note(type(self).__name__, "arguments that are not plain tensors")
         return original(self, edge_index, *args, **kwargs)
-    # Dynamo guards what it has read: another sample than before is another graph.
+    # Dynamo guards the sample that it reads: another one compiles another graph.
     sample = sampling.state.key
     fewest = _fewest(edge_index.device.type)
     if not sample and guard_or_false(edge_index.size(1) < fewest):  # before other guards
         note(type(self).__name__, f"small: fewer than {fewest} edges")
         return original(self, edge_index, *args, **kwargs)
-    # By name, and those that share a tensor too: they are put in place of the layer's own.
+    # By name, shared tensors repeatedly: they replace the state of the layer.
     state = dict(self.named_parameters(remove_duplicate=False))
     state |= dict(self.named_buffers(remove_duplicate=False))
-    key = self._pyg_accel_read() + ""  # what Dynamo knows as a constant of no origin
+    key = self._pyg_accel_read() + ""  # a constant without a source for Dynamo
     comptime(before)
     stock = original(self, edge_index, **kwargs)
     comptime(after)
@@ -100,16 +100,16 @@ def call(
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _fewest(device: str) -> int:
-    """Edges of a compiled call: its graph may be new each time, and its message is not known."""
+    """Least edges of a compiled call, whose graph may be new and whose message is unknown."""
     gradient = torch.is_grad_enabled()
     return fewest_edges(device, _WORK, _ROW_BYTES, new=True, gradient=gradient, compiled=True)
 
 
 def size_reasons(edge_index: Tensor) -> list[str]:
-    """Return why a call that a compiler's graph would hold is too small.
+    """Return why a compiled call is too small.
 
-    A compiler may know the number of edges as a symbol. One that is no property of an input stands
-    for what a function picked from a graph: see :func:`.dynamo_guards.picked_from`.
+    The number of edges may be a symbol. If it is no property of an input, the edges were picked
+    from a graph: see :func:`.dynamo_guards.picked_from`.
     """
     edges: int | torch.SymInt = edge_index.size(1)
     fewest = 0 if sampling.in_force() is not None else _fewest(edge_index.device.type)
@@ -123,7 +123,7 @@ def size_reasons(edge_index: Tensor) -> list[str]:
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def note(layer: str, reason: str) -> None:
-    """Count a compilation of a call that is PyG's, while Dynamo reads."""
+    """Count a compilation of a call by PyG's own path."""
     record(layer, "", "PyG", f"torch.compile: {reason}", 0.0)
 
 
@@ -154,11 +154,11 @@ def _run(
     sample: str,
 ) -> Tensor:
     reading = find(key)
-    if reading.reason:  # Dynamo has found it out since, and the result is not used
+    if reading.reason:  # Dynamo has set it since: the result is unused
         return edge_index.new_empty(0)
     if reading.reason is not None:
-        return _made(reading, name, edge_index, kwargs, state)
-    # Dynamo's pass is the first, on tensors without data, unless PyG's path has broken the graph.
+        return _computed(reading, name, edge_index, kwargs, state)
+    # Dynamo runs this first, on tensors without data, unless PyG's path breaks the graph.
     if not isinstance(edge_index, FakeTensor):
         reading.reason = "a graph break"
         return edge_index.new_empty(0)
@@ -168,7 +168,7 @@ def _run(
     assert symbols is not None
     try:
         with Look() as look, symbols.ignore_fresh_unbacked_symbols():
-            out = _made(reading, name, edge_index, kwargs, state)
+            out = _computed(reading, name, edge_index, kwargs, state)
     except Unrecognised as reason:
         reading.reason = str(reason)
     except _DEPENDS_ON_DATA:
@@ -184,16 +184,16 @@ def _run(
     return edge_index.new_empty(0)
 
 
-def _made(
+def _computed(
     reading: Reading, name: str, edge_index: Tensor, kwargs: Any, state: dict[str, Tensor]
 ) -> Tensor:
-    # Of a part with two names by the first: what it has is put back by each of those given here.
-    own = {
+    # A module with two names counts by its first: each name would restore its tensors.
+    names = {
         f"{part}.{name}".removeprefix(".")
         for part, module in reading.module().named_modules()
         for name in (*module._parameters, *module._buffers)
     }
-    state = {name: tensor for name, tensor in state.items() if name in own}
+    state = {name: tensor for name, tensor in state.items() if name in names}
     with reading.attributes() as module, _reparametrize_module(module, state):
         decided = reading.reason is not None
         out, reading.formulas = reading.run(
@@ -211,7 +211,7 @@ def _passable(value: Any) -> bool:
 
 
 def _replaced(value: Any, old: Any, new: Any) -> Any:
-    """Arguments with None for its name, or the other way round; lists become tuples."""
+    """Arguments with one value in place of another; lists become tuples."""
     if isinstance(value, dict):
         return {k: _replaced(v, old, new) for k, v in value.items()}
     if isinstance(value, (list, tuple)):

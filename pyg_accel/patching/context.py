@@ -1,4 +1,4 @@
-"""Modes of torch and settings, which calls of one kind have in common."""
+"""Modes of torch and settings: the context of a call."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ _variables = variables("backend", "disable", "isa", "always", "verify", "tuning"
 
 
 def context() -> tuple[Any, ...]:
-    """Return all that a recorded call depends on beside its arguments and what its code reads."""
+    """Return everything that a recorded call depends on besides arguments and guarded values."""
     return (
         torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_default_dtype(),
         torch._C._is_any_autocast_enabled() and _autocast(), torch._C._len_torch_dispatch_stack(),
@@ -28,7 +28,7 @@ def context() -> tuple[Any, ...]:
 
 
 def kind_of(now: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return what contexts of one kind have in common: each call may have modes of its own."""
+    """Return the context with only the types of modes, as each call may create its own."""
     return now[:4], frozenset(map(type, modes())), now[6:]
 
 
@@ -39,10 +39,10 @@ def _autocast() -> tuple[Any, ...]:
 
 
 def modes(*, whole: bool = False) -> tuple[Any, ...]:
-    """Return modes that see functions; of those that set a default device, the device.
+    """Return the modes of functions, with the device in place of a mode that sets one.
 
     Args:
-        whole: with those that do not look into ``propagate``.
+        whole: include modes that do not see functions inside of ``propagate``.
     """
     stack = _get_current_function_mode_stack()
     return tuple(mode.device if type(mode) is DeviceContext else mode for mode in stack

@@ -1,8 +1,8 @@
 """Checks while Dynamo reads PyG's own path of a call: guards, and side effects.
 
-An accelerated call is made by a function that Dynamo does not read (:mod:`.compiled`). It may only
-stand for PyG's path where that has no effect but its result and attributes of the layer, and only
-on what Dynamo has guarded. The functions here run inside of Dynamo, by ``comptime``.
+Dynamo does not read the function that makes an accelerated call (:mod:`.compiled`). It may replace
+PyG's path only if that has no effects but its result and attributes of the layer, and depends on
+guarded values only. The functions here run inside of Dynamo, by ``comptime``.
 """
 
 import functools
@@ -34,7 +34,7 @@ from pyg_accel.runtime.module_state import refill
 __all__ = ["Look", "Reading", "Run", "accept", "after", "before", "begin", "find",
            "picked_from"]  # fmt: skip
 
-# How an accelerated call is made once there is no Dynamo any more: a result, and the formulas.
+# Makes an accelerated call outside of Dynamo: returns its result and formulas.
 Run = Callable[..., tuple[Tensor, str]]
 
 
@@ -43,11 +43,11 @@ class Reading:
     """One call that Dynamo reads.
 
     Attributes:
-        layer: whose call it is.
+        layer: of the call.
         run: makes the call.
-        reason: why PyG's own path stays, empty if it does not, None while that is not known.
-        formulas: what is computed in place of PyG's path.
-        draws: how often random numbers are drawn in place of PyG's path.
+        reason: for PyG's own path; empty without one, None while undecided.
+        formulas: computed in place of PyG's path.
+        draws: number of draws of random numbers, in place of PyG's path.
     """
 
     layer: "weakref.ref[MessagePassing]"
@@ -66,12 +66,12 @@ class Reading:
         return module
 
     def before(self, context: ComptimeContext) -> None:
-        """Look at what is pending when the call begins: Dynamo has it, and the layer has not."""
-        own = {id(m): m for m in self.module().modules()}
+        """Note the changes that Dynamo has recorded before the call, but not applied."""
+        modules = {id(m): m for m in self.module().modules()}
         for key, variable in _changed(context).items():
             self._changed.add(key)
             value: Any = getattr(variable, "value", None)
-            if id(value) in own:
+            if id(value) in modules:
                 for name, pending in _pending(context, variable).items():
                     if pending.is_python_constant():
                         self._set.append((value, name, pending.as_python_constant()))
@@ -85,22 +85,22 @@ class Reading:
 
     @contextmanager
     def attributes(self) -> Iterator[MessagePassing]:
-        """Give the layer the attributes that are pending; put back all that it has afterwards."""
+        """Set the pending attributes of the layer; restore all attributes afterwards."""
         module = self.module()
         before = [(vars(m), dict(vars(m))) for m in module.modules()]
         try:
             for owner, name, value in self._set:
                 vars(owner)[name] = value
             yield module
-        finally:  # what the layer put aside has no data
-            for own, then in before:
-                refill(own, then)
+        finally:  # stored tensors have no data
+            for attributes, saved in before:
+                refill(attributes, saved)
 
     def after(self, context: ComptimeContext) -> None:
-        """Look at what PyG's path has changed and read."""
-        own = {id(m) for m in self.module().modules()}
+        """Check the changes and the guards of PyG's path."""
+        modules = {id(m) for m in self.module().modules()}
         for key, variable in _changed(context).items():
-            if key not in self._changed and id(getattr(variable, "value", None)) not in own:
+            if key not in self._changed and id(getattr(variable, "value", None)) not in modules:
                 self.reason = self.reason or "a message that changes objects"
         for number in _output(context).unspec_variable_map.values():
             origin = number.source
@@ -108,10 +108,10 @@ class Reading:
                 origin = origin.base
             if isinstance(origin, LocalSource):  # comes as an argument if at all
                 continue
-            install_guard(origin.make_guard(GuardBuilder.EQUALS_MATCH))  # it is a constant for us
+            install_guard(origin.make_guard(GuardBuilder.EQUALS_MATCH))  # a constant of the call
 
     def accept(self, context: ComptimeContext) -> None:
-        """Let PyG's path, which was only read, draw no random numbers beside ours."""
+        """Remove the random numbers of PyG's unused path from the graph."""
         if self.reason or not self.draws:
             return
         nodes = list(context.graph().nodes)
@@ -128,7 +128,7 @@ class Reading:
         module = self.module()
         for variable in _changed(context).values():
             value = getattr(variable, "value", None)
-            if any(value is own for own in module.modules()) and any(
+            if any(value is part for part in module.modules()) and any(
                 not pending.is_python_constant()
                 and (not pending.is_tensor() or pending.as_proxy().node in random)
                 for pending in _pending(context, variable).values()
@@ -136,8 +136,8 @@ class Reading:
                 self.reason = "random numbers in an attribute that a message sets"
                 return
         for node in drawing:
-            given = dict(zip(("p", "training", "inplace"), node.args[1:], strict=False))
-            node.args, node.kwargs = node.args[:1], given | node.kwargs | {"training": False}
+            arguments = dict(zip(("p", "training", "inplace"), node.args[1:], strict=False))
+            node.args, node.kwargs = node.args[:1], arguments | node.kwargs | {"training": False}
 
 
 _readings: dict[str, Reading] = {}
@@ -145,12 +145,12 @@ _numbers = count()
 
 
 def begin(layer: MessagePassing, run: Run, reason: str) -> str:
-    """Return the key by which a new reading is known for as long as its layer lives.
+    """Return the key of a new reading, which is valid while its layer lives.
 
     Args:
-        layer: whose call it is.
+        layer: of the call.
         run: makes the call.
-        reason: why PyG's own path stays, if that is known before.
+        reason: for PyG's own path, if there is one already.
     """
     key = str(next(_numbers))
     owner = weakref.ref(layer, lambda _: _readings.pop(key, None))
@@ -163,8 +163,8 @@ def find(key: str) -> Reading:
     return _readings[key]
 
 
-# Dynamo hands these a view of the function that calls ``comptime``: its local variable ``key``
-# says which reading is meant.
+# Dynamo passes a view of the function that calls ``comptime``: its variable ``key`` is the key
+# of the reading.
 
 
 def before(context: ComptimeContext) -> None:
@@ -191,49 +191,49 @@ def _output(context: ComptimeContext) -> Any:
 
 
 def _changed(context: ComptimeContext) -> dict[int, Any]:
-    """Objects that Dynamo will change when the graph has run; not those that it makes itself."""
+    """Existing objects that Dynamo will change after the graph has run."""
     effects = _output(context).side_effects
     return {
         key: variable
-        for key, variable in [*effects.id_to_variable.items()]  # to look at one may make others
+        for key, variable in [*effects.id_to_variable.items()]  # reading one may create others
         if not isinstance(variable.mutation_type, (AttributeMutationNew, ValueMutationNew))
         and effects.is_modified(variable)
     }
 
 
 def _pending(context: ComptimeContext, variable: Any) -> dict[str, Any]:
-    found: dict[str, Any] = _output(context).side_effects.store_attr_mutations.get(variable, {})
-    return dict(found)
+    mutations: dict[str, Any] = _output(context).side_effects.store_attr_mutations.get(variable, {})
+    return dict(mutations)
 
 
 def _draws(node: Node) -> bool:
     if node.target not in (torch.nn.functional.dropout, torch.dropout):
         return False
-    given: dict[str, Any] = dict(zip(("p", "training"), node.args[1:], strict=False))
-    given |= node.kwargs
-    return given.get("training", True) is not False and given.get("p", 0.5) != 0
+    arguments: dict[str, Any] = dict(zip(("p", "training"), node.args[1:], strict=False))
+    arguments |= node.kwargs
+    return arguments.get("training", True) is not False and arguments.get("p", 0.5) != 0
 
 
-# Of numbers of edges that are no property of an input: the number that they were picked from.
+# For numbers of edges that are no property of an input: the number of edges before the selection.
 _PICKED: "weakref.WeakKeyDictionary[ShapeEnv, list[tuple[Any, int | torch.SymInt]]]" = (
     weakref.WeakKeyDictionary()
 )
 
 
 def _note_origin(edge_index: Node) -> None:
-    """Remember the number of edges in the input graphs that an edge_index was made of."""
+    """Store the number of edges of the input graphs from which an edge_index was computed."""
     size = edge_index.meta["example_value"].size(1)
     if not (isinstance(size, torch.SymInt) and free_unbacked_symbols(size)):
         return
-    inputs, seen = [], [edge_index]
-    for node in seen:  # as it grows
-        seen += [one for one in node.all_input_nodes if one not in seen]
+    inputs, ancestors = [], [edge_index]
+    for node in ancestors:  # as it grows
+        ancestors += [one for one in node.all_input_nodes if one not in ancestors]
         value = node.meta.get("example_value")
         if node.op == "placeholder" and isinstance(value, Tensor) and _is_edge_index(value):
             inputs.append(value.size(1))
     if inputs:
-        known = _PICKED.setdefault(size.node.shape_env, [])
-        known.append((size.node.expr, functools.reduce(torch.sym_max, inputs)))
+        origins = _PICKED.setdefault(size.node.shape_env, [])
+        origins.append((size.node.expr, functools.reduce(torch.sym_max, inputs)))
 
 
 def _is_edge_index(value: Tensor) -> bool:
@@ -243,18 +243,18 @@ def _is_edge_index(value: Tensor) -> bool:
 
 
 def picked_from(size: torch.SymInt) -> int | torch.SymInt:
-    """Return the number of edges in the graph that these were picked from, or the same."""
+    """Return the number of edges before their selection, or the same number."""
     env, expr = size.node.shape_env, size.node.expr
-    known = (origin for one, origin in _PICKED.get(env, ()) if env.replace(one) == expr)
-    return next(known, size)
+    origins = (origin for one, origin in _PICKED.get(env, ()) if env.replace(one) == expr)
+    return next(origins, size)
 
 
 class Look(TorchDispatchMode):
-    """Counts the random numbers that are drawn, and finds tensors that Dynamo did not hand over.
+    """Counts draws of random numbers, and detects tensors that are unknown to Dynamo.
 
     Attributes:
-        draws: how many operators drew random numbers.
-        foreign: a tensor with data was met.
+        draws: number of operators that drew random numbers.
+        foreign: whether an operator read a tensor with data.
     """
 
     def __init__(self) -> None:
@@ -263,7 +263,7 @@ class Look(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.draws += torch.Tag.nondeterministic_seeded in func.tags
-        if not func.__name__.startswith("lift"):  # numbers that are written in the code
+        if not func.__name__.startswith("lift"):  # number literals
             self.foreign |= any(
                 type(t) in (Tensor, torch.nn.Parameter) for t in tree_leaves((args, kwargs))
             )

@@ -1,9 +1,9 @@
-"""Messages that a matrix of their relation multiplies: ``bmm(x_j, weight[edge_type])``.
+"""Messages times the matrix of their relation: ``bmm(x_j, weight[edge_type])``.
 
-Written out that is a matrix for every edge. What the edges of one relation that leave one node have
-in common is the product, so products are computed for the pairs of a relation and a node
-(:func:`~pyg_accel.ops.relations.pairs_of`), and a reduction over the targets takes them as if
-they were the features of that many source nodes.
+PyG gathers a matrix for every edge. Edges of one relation and one source node have the same
+product, so products are computed for the pairs of a relation and a node
+(:func:`~pyg_accel.ops.relations.pairs_of`), and a reduction over the targets reads them like
+features of source nodes.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ __all__ = ["Matrices", "Products", "multiply", "with_pairs_as_sources"]
 
 
 class Matrices(DeferredOperand):
-    """``weight[edge_type]``: a matrix for every edge; nothing but the product can do without them.
+    """``weight[edge_type]``: a matrix for every edge; everything but a product materialises it.
 
     Attributes:
         weight: [R, ...].
@@ -34,7 +34,7 @@ class Matrices(DeferredOperand):
 
     @classmethod
     def of(cls, weight: Tensor, edge_type: Tensor) -> "Matrices":
-        """Put the choice off."""
+        """Defer the selection."""
         shape = (edge_type.numel(), *weight.shape[1:])
         return cls(shape, weight.dtype, weight.device, weight=weight, edge_type=edge_type)
 
@@ -48,12 +48,12 @@ class Matrices(DeferredOperand):
 
 
 class Products(DeferredOperand):
-    """Products [E, ...] of features with the matrix of the edge's relation.
+    """Products [E, ...] of features with the matrix of the relation of an edge.
 
     Attributes:
-        rows: [P, ...], of the pairs of a relation and a node.
-        pairs: which these are.
-        edge_index: whose edges they are for.
+        rows: [P, ...], for pairs of a relation and a node.
+        pairs: the pairs.
+        edge_index: the edges.
     """
 
     rows: Tensor
@@ -64,8 +64,8 @@ class Products(DeferredOperand):
     def of(cls, rows: Tensor, pairs: Pairs, edge_index: Tensor) -> "Products":
         """Spread rows over the edges, later."""
         shape = (pairs.pair.numel(), *rows.shape[1:])
-        own = {"rows": rows, "pairs": pairs, "edge_index": edge_index}
-        return cls(shape, rows.dtype, rows.device, **own)
+        attributes = {"rows": rows, "pairs": pairs, "edge_index": edge_index}
+        return cls(shape, rows.dtype, rows.device, **attributes)
 
     def ordinary(self) -> Tensor:
         """See :meth:`DeferredOperand.ordinary`."""
@@ -91,13 +91,13 @@ class Products(DeferredOperand):
 
 
 def multiply(x: Tensor, matrices: Matrices, edge_index: Tensor, row: int) -> Products:
-    """Multiply the features of the nodes at one end of each edge by the edge's matrix.
+    """Multiply the features of the nodes at one end of each edge by the matrix of the edge.
 
     Args:
         x: [N, B, K].
         matrices: of ``weight`` [R, B, K, M].
         edge_index: the edges.
-        row: of edge_index, which end.
+        row: of edge_index, with these nodes.
 
     Returns:
         [E, B, M], later.
@@ -111,11 +111,11 @@ def multiply(x: Tensor, matrices: Matrices, edge_index: Tensor, row: int) -> Pro
 def with_pairs_as_sources(
     formula: Formula, operands: Sequence[Tensor], target: int, num_rows: int
 ) -> tuple[Graph, Formula, list[Tensor]] | None:
-    """Let a formula read products from their pairs instead of from the edges.
+    """Read the products in a formula from pairs instead of edges.
 
     Returns:
-        The graph from pairs to targets, the formula and its operands; None if there are no
-        products, or if the formula reads features of source nodes, which that graph has not.
+        The graph from pairs to targets, the formula and its operands; None without products, or
+        if the formula reads features of source nodes, which are not in that graph.
     """
     products = [t for t in operands if isinstance(t, Products)]
     if not products or any(o.side == "u" for o in operands_of(formula)):

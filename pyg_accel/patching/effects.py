@@ -1,11 +1,10 @@
-"""Effects of a message's code that cannot be undone if an attempt to trace it fails.
+"""Effects of the code of a message that cannot be undone if its trace fails.
 
-A message that turns out to have no formula runs again, in PyG's own path. A
-:class:`~pyg_accel.runtime.module_state.ModuleState` restores the layer before that, but not numbers
-of NumPy and Python, generators of the user and objects outside of the layer. So a message may be
-attempted only if its code reads nothing but torch, PyG, its layer, numbers, and functions of which
-the same is true. Nor may it ask for the identity of a tensor: messages are of another class while
-they are recorded.
+A message without a formula runs again, in PyG's own path. A
+:class:`~pyg_accel.runtime.module_state.ModuleState` restores the layer before that, but not random
+numbers of NumPy and Python, generators of the user and objects outside of the layer. So a message
+is traced only if its code reads torch, PyG, its layer, numbers, and functions with the same
+property. It must not read the identity of a tensor either: traced messages have another class.
 """
 
 import builtins
@@ -24,9 +23,9 @@ from pyg_accel.runtime.module_state import modules_in
 
 __all__ = ["effect_reasons", "tensors_outside"]
 
-# What a rendered `propagate` and `edge_updater` call.
+# The methods that a rendered `propagate` and `edge_updater` call.
 METHODS = ("message", "aggregate", "update", "edge_update", "message_and_aggregate")
-# Beside torch and PyG, whose functions change nothing but random numbers of torch and arguments.
+# Besides torch and PyG, whose functions only change generators of torch and arguments.
 _PURE_MODULES = ("math", "operator", "_operator", "typing", "abc", "collections")
 _PURE = frozenset({
     "abs", "all", "any", "bool", "bytes", "callable", "complex", "dict", "divmod", "enumerate",
@@ -44,16 +43,16 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...), type(Not
 
 
 def effect_reasons(module: MessagePassing) -> list[str]:
-    """Return why a layer's message must run once, on ordinary tensors."""
-    return list(islice((found for found in _found(module) if isinstance(found, str)), 1))
+    """Return why the message of a layer must not be traced."""
+    return list(islice((finding for finding in _findings(module) if isinstance(finding, str)), 1))
 
 
 def tensors_outside(module: MessagePassing) -> list[Tensor]:
-    """Return the tensors that the code of a message reads and that are not the layer's."""
-    return [found for found in _found(module) if isinstance(found, Tensor)]
+    """Return the tensors outside of the layer that the code of a message reads."""
+    return [finding for finding in _findings(module) if isinstance(finding, Tensor)]
 
 
-def _found(module: MessagePassing) -> Iterator[str | Tensor]:
+def _findings(module: MessagePassing) -> Iterator[str | Tensor]:
     reader = _Reader(module)
     yield from reader.methods(*METHODS)
     for part in modules_in(*module.children()):
@@ -62,23 +61,23 @@ def _found(module: MessagePassing) -> Iterator[str | Tensor]:
 
 
 class _Reader:
-    """Goes through the functions that the methods of a layer, or of a module in it, call."""
+    """Visits the functions that methods of a layer, or of a module in it, call."""
 
     def __init__(self, module: torch.nn.Module) -> None:
-        self.module, self._seen = module, set[int]()
+        self.module, self._visited = module, set[int]()
         self._containers: list[str] = []  # outside of the layer
         self._changes = False
 
     def methods(self, *names: str) -> Iterator[str | Tensor]:
-        """Yield what is known against the code of methods, and tensors that it reads."""
+        """Yield the reasons against the code of methods, and the tensors that it reads."""
         for name in names:
             yield from self.attribute(name)
         if self._changes:
             yield from (f"a message that may change '{name}'" for name in self._containers)
 
     def value(self, value: Any, name: str) -> Iterator[str | Tensor]:
-        """Yield what is known against a value that code reads, and tensors in it."""
-        cls = type(value)  # objects may pretend to be of another class
+        """Yield the reasons against a value that code reads, and the tensors in it."""
+        cls = type(value)  # `__class__` may differ
         if issubclass(cls, FunctionType):
             yield from self._function(value)
         elif issubclass(cls, MethodType):
@@ -95,8 +94,8 @@ class _Reader:
             yield from self._all(value, name)
         elif issubclass(cls, _CONTAINERS):
             self._containers.append(name)
-            if id(value) not in self._seen:  # it may contain itself
-                self._seen.add(id(value))
+            if id(value) not in self._visited:  # it may contain itself
+                self._visited.add(id(value))
                 yield from self._all(value.values() if isinstance(value, dict) else value, name)
         elif issubclass(cls, partial):
             yield from self._all((value.func, *value.args, *value.keywords.values()), name)
@@ -104,11 +103,11 @@ class _Reader:
             yield f"a message that reads '{name}'"
 
     def attribute(self, name: str) -> Iterator[str | Tensor]:
-        """The same of an attribute of the layer, of all classes that have one of this name."""
-        own = vars(self.module)
-        if name in own:
-            value = own[name]
-            if isinstance(value, _CONTAINERS):  # which are put back
+        """Yield the same for an attribute of the layer, from all classes that define it."""
+        attributes = vars(self.module)
+        if name in attributes:
+            value = attributes[name]
+            if isinstance(value, _CONTAINERS):  # restored by ModuleState
                 value = tuple(value.values() if isinstance(value, dict) else value)
             if not isinstance(value, (Tensor, torch.nn.Module)):
                 yield from self.value(value, name)
@@ -121,9 +120,9 @@ class _Reader:
             yield from self.value(value, name)
 
     def _function(self, function: FunctionType) -> Iterator[str | Tensor]:
-        if id(function) in self._seen or _is_pure(function.__globals__.get("__name__")):
+        if id(function) in self._visited or _is_pure(function.__globals__.get("__name__")):
             return
-        self._seen.add(id(function))
+        self._visited.add(id(function))
         code = function.__code__
         attributes = named_in(code, "LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR")
         self._changes |= bool(named_in(code, "STORE_SUBSCR", "DELETE_SUBSCR"))
@@ -157,7 +156,7 @@ def _is_of_packages(value: Any) -> bool:
 
 
 def _is_harmless(value: Any) -> bool:
-    """Whether a value neither changes nor has functions that change anything."""
+    """Whether a value is immutable, without methods that have effects."""
     cls = type(value)
     if issubclass(cls, _PLAIN):
         return True

@@ -1,7 +1,7 @@
-"""Edge tensors that a layer stores in attributes, attention weights above all: do they leave it?
+"""Edge tensors in attributes of a layer, above all attention weights: do they leave it?
 
-Weights that leave are ordinary tensors, of which the result is computed. Those that are gone when
-the layer returns need not exist.
+Weights that leave are materialised, and the result is computed from them. Weights that the layer
+clears before it returns need not exist.
 """
 
 import dis
@@ -24,29 +24,29 @@ __all__ = [
     "finish", "nothing", "ordinary", "refuse_kept", "returns_none", "written",
 ]  # fmt: skip
 
-_ASKED = "return_attention_weights"
+_WEIGHTS = "return_attention_weights"
 
 
 def returns_none(module: MessagePassing) -> CodeType | None:
-    """Return the code of the running ``forward`` if its caller asked for no attention weights.
+    """Return the code of the running ``forward`` if its caller requested no attention weights.
 
-    None as well where the ``forward`` has no such argument: nobody knows what it returns.
+    Also None if the ``forward`` has no such argument, as its results are unknown then.
     """
     frame = sys._getframe(1)
     while frame is not None and frame.f_code.co_name != "_call_impl":
-        if _ASKED in frame.f_code.co_varnames:
-            given = frame.f_locals
-            mine = given.get(frame.f_code.co_varnames[0]) is module
-            return frame.f_code if mine and given.get(_ASKED, _ASKED) is None else None
+        if _WEIGHTS in frame.f_code.co_varnames:
+            variables = frame.f_locals
+            mine = variables.get(frame.f_code.co_varnames[0]) is module
+            return frame.f_code if mine and variables.get(_WEIGHTS, _WEIGHTS) is None else None
         frame = frame.f_back  # type: ignore[assignment]
     return None
 
 
 @lru_cache(maxsize=256)
 def _cleared(code: CodeType, alone: bool = False) -> frozenset[str]:
-    """Return the attributes of its layer that a ``forward`` sets to None."""
-    found = [*dis.get_instructions(code)]
-    steps = [(step.opname.partition("_")[0], step.argval) for step in found]
+    """Return the attributes that a ``forward`` resets to None."""
+    instructions = [*dis.get_instructions(code)]
+    steps = [(step.opname.partition("_")[0], step.argval) for step in instructions]
     clears, asserts = [("LOAD", None), ("LOAD", code.co_varnames[0])], "LOAD_ASSERTION_ERROR"
     read = {name: i for i, (kind, name) in reversed([*enumerate(steps)]) if kind == "LOAD"}
     return frozenset(
@@ -54,12 +54,12 @@ def _cleared(code: CodeType, alone: bool = False) -> frozenset[str]:
         for i, (kind, name) in enumerate(steps)
         if kind == "STORE"
         and steps[i - 2 : i] == clears  # alone, it is None before that too
-        and not (alone and any(s.opname == asserts for s in found[read.get(name, i) : i]))
+        and not (alone and any(s.opname == asserts for s in instructions[read.get(name, i) : i]))
     )
 
 
 def _edge_operand(lazy: LazyTensor) -> Tensor | None:
-    """Return the ordinary tensor of edges that a lazy one stands for, if it is one as it was."""
+    """Return the edge operand of a lazy tensor without any function; None for others."""
     if not is_single_side(lazy) or lazy.edge_dim != 0:
         return None
     operand = first_operand(lazy)
@@ -68,7 +68,7 @@ def _edge_operand(lazy: LazyTensor) -> Tensor | None:
 
 
 def refuse_kept(module: Any, trace: Any, forward: CodeType | None, alone: bool) -> None:
-    """Raise where a layer leaves something that programs do not.
+    """Raise if a layer stores a message, which programs do not.
 
     Raises:
         Unrecognised: a part of the message.
@@ -89,19 +89,17 @@ def finish(
     *,
     clear: bool = False,
 ) -> Any:
-    """Nothing lazy may leave: not in the result and not in what the layer put aside.
-
-    Unless the ``forward`` that is given will clear it.
+    """Replace lazy tensors in the result, and in attributes that the ``forward`` will not clear.
 
     Args:
         module: the layer.
         out: the result.
-        change: what becomes of lazy tensors.
-        forward: that made the call.
-        clear: clear it already, as nothing reads it.
+        change: replaces lazy tensors.
+        forward: code of the running ``forward``.
+        clear: reset the attributes that it will clear, as nothing reads them.
     """
 
-    def change_own(value: Any) -> Any:  # another thread may run the layer, on messages of its own
+    def change_own(value: Any) -> Any:  # another thread may run the layer on other messages
         others = isinstance(value, LazyTensor) and value.tracer not in running.traces
         return value if others else change(value)
 
@@ -119,18 +117,18 @@ def finish(
 
 
 def ordinary(value: Any) -> Any:
-    """Write out a lazy tensor; attention weights may wait for who takes them."""
+    """Materialise a lazy tensor, except for attention weights."""
     if isinstance(value, LazyTensor):
-        made = _edge_operand(value)
-        return value.tracer.compute(value) if made is None else made
+        weights = _edge_operand(value)
+        return value.tracer.compute(value) if weights is None else weights
     return value
 
 
 def nothing(value: Any) -> Any:
-    """Drop a message of a call that has no result; weights that an earlier call left stay."""
+    """Drop messages of a failed call, but not weights from an earlier call."""
     return None if isinstance(value, LazyTensor) else value
 
 
 def written(value: Any) -> Any:
-    """Write out a lazy tensor, attention weights too."""
+    """Materialise a lazy tensor, attention weights too."""
     return materialize(ordinary(value))

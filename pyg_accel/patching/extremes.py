@@ -1,8 +1,8 @@
 """``torch_geometric.utils.scatter`` of extremes with gradients on a GPU, as of ``global_max_pool``.
 
-The gradient of torch's ``scatter_reduce`` compares all features with their maximum. Here a kernel
-reads the rows as they come, and another one sends the gradient to a row of each maximum. Sums and
-means stay torch's, which are as fast up to a hundred million numbers.
+The gradient of ``torch.scatter_reduce`` compares all features with their maximum. Here one kernel
+reads the rows in order, and another one sends the gradient to a row of each maximum. Sums and means
+are left to torch, which is as fast up to a hundred million numbers.
 """
 
 from collections.abc import Callable
@@ -28,7 +28,7 @@ def scatter(
     dim_size: int | None = None,
     reduce: str = "sum",
 ) -> Tensor:
-    """Stand in for ``scatter``; other reductions, devices and tensors are PyG's."""
+    """Replace ``scatter``; leave other reductions, devices and tensors to PyG."""
     if reduce not in ("max", "min") or torch_records() or not _has_kernel(src, index, dim):
         return function(src, index, dim, dim_size, reduce)
     rows = (int(index.max()) + 1 if index.numel() else 0) if dim_size is None else dim_size
@@ -38,7 +38,7 @@ def scatter(
 
 
 def _has_kernel(src: Any, index: Any, dim: int) -> bool:
-    """Whether a kernel does the same: for plain tensors, where nobody records or sees the call."""
+    """Whether a kernel applies: to plain tensors, unless something records the call."""
     return (
         type(src) in (Tensor, Parameter)
         and type(index) is Tensor

@@ -1,9 +1,9 @@
-"""The gate: what every accelerated call passes, and what is said of it afterwards.
+"""The gate of all accelerated calls, and their report.
 
-A call of a layer with a program runs it (:func:`by_program`): settings and modes are one tuple that
-is compared, and whether the call is large enough is one number. Every other call of a function that
-was replaced passes :func:`enter`, with the reasons against it and what computes its result. Here
-alone calls are verified, timed and counted.
+A call of a layer with a program runs it (:func:`by_program`), after comparisons of one tuple of
+settings and modes, and of one least size. Every other call of a replaced function passes
+:func:`enter`, with the reasons against acceleration and the function that computes its result.
+Calls are verified, timed and counted here only.
 """
 
 import weakref
@@ -26,7 +26,7 @@ from pyg_accel.graph.derived import GraphHistory
 from pyg_accel.ops.plan import arguments
 from pyg_accel.patching import programs, recording
 from pyg_accel.patching.context import context
-from pyg_accel.patching.reasons import forced, is_active, switches
+from pyg_accel.patching.reasons import is_active, switches, unconditional
 from pyg_accel.patching.running import Unrecognised, running
 from pyg_accel.patching.sampling import in_force
 from pyg_accel.patching.verification import verify
@@ -41,17 +41,17 @@ __all__ = ["NOTHING", "Call", "by_program", "enter", "leave", "too_small"]
 
 NOTHING = object()
 UNSEEN = 2  # after so many calls in a row with a new graph, every call is assumed to have one
-_seen: "weakref.WeakKeyDictionary[object, GraphHistory]" = weakref.WeakKeyDictionary()  # by owners
+_histories: "weakref.WeakKeyDictionary[object, GraphHistory]" = weakref.WeakKeyDictionary()
 
 
 class Call(NamedTuple):
-    """A call of a function that was replaced.
+    """A call of a replaced function.
 
     Attributes:
         original: the function.
-        owner: the layer that it is called with, or None if it is no method.
-        args: those behind the layer.
-        kwargs: likewise.
+        owner: the layer, or None if the function is no method.
+        args: after the layer.
+        kwargs: of the call.
     """
 
     original: Callable[..., Any]
@@ -61,13 +61,13 @@ class Call(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name that the report shows."""
+        """The name in the report."""
         return self.original.__name__ if self.owner is None else type(self.owner).__name__
 
     def stock(self) -> Any:
         """Make the call as PyG does."""
-        own = () if self.owner is None else (self.owner,)
-        return self.original(*own, *self.args, **self.kwargs)
+        owner = () if self.owner is None else (self.owner,)
+        return self.original(*owner, *self.args, **self.kwargs)
 
 
 def by_program(
@@ -77,12 +77,12 @@ def by_program(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
-    """Make a call by a program, or as PyG does if it is too small for that.
+    """Make a call by a program, or by PyG's path if it is too small.
 
     Args:
-        layer: whose call it is.
+        layer: of the call.
         name: ``"call"`` of the whole layer, ``"propagate"`` or ``"edge_updater"``.
-        original: PyG's function, of the layer and the arguments.
+        original: PyG's function, which takes the layer and the arguments.
         args: of the call.
         kwargs: of the call.
 
@@ -90,26 +90,26 @@ def by_program(
         The result; :data:`NOTHING` if no program fits the call.
     """
     if get_eval_frame_callback() or _is_tracing():
-        return NOTHING  # Dynamo would compile what runs here, and sizes are tensors in a trace
+        return NOTHING  # Dynamo would compile this code, and sizes are tensors in a trace
     now: tuple[Any, ...] | None = None
     leaves: tuple[Tensor, ...] | None
     adopted = False
     if (hooked := saved_tensors_hooks(False) is not None) and name == "call":
-        return NOTHING  # a checkpoint expects the same of a call made again
+        return NOTHING  # a checkpoint expects that a repeated call does the same
     transformed = running.transformed
-    known: Any = transformed.get(layer) if transformed and name == "call" else None
-    own = known is None
+    cached: Any = transformed.get(layer) if transformed and name == "call" else None
+    from_layer = cached is None
     while True:
-        if own:
-            known = vars(layer).get(PROGRAMS)
-            known = None if known is None else known.get(name)
-            if known is not None and known.layer is not layer:
-                known = None  # a copy that shares the attributes
-            if known is not None and known.switched != switches.changes:
+        if from_layer:
+            cached = vars(layer).get(PROGRAMS)
+            cached = None if cached is None else cached.get(name)
+            if cached is not None and cached.layer is not layer:
+                cached = None  # a copy that shares the attributes
+            if cached is not None and cached.switched != switches.changes:
                 if not is_active(layer):
                     return NOTHING
-                known.switched = switches.changes
-        for program in () if known is None else known.programs:
+                cached.switched = switches.changes
+        for program in () if cached is None else cached.programs:
             leaves, state = program.admit(args, kwargs), program.state
             if leaves is None:
                 continue
@@ -122,10 +122,10 @@ def by_program(
                 and (
                     (few := edges < sizes.fewest)
                     or hooked
-                    or known.seen.is_new(leaves[sizes.graph])
+                    or cached.history.is_new(leaves[sizes.graph])
                 )
             ):
-                outside, running.stock = running.stock, True  # functions inside of it are PyG's too
+                outside, running.stock = running.stock, True  # no acceleration inside of it either
                 start = perf_counter()
                 try:
                     return original(layer, *args, **kwargs)
@@ -139,10 +139,10 @@ def by_program(
                 and unchanged(guard.compared)
             ):
                 if state.new_graphs is (state.unseen <= UNSEEN):
-                    program = known.again(program, leaves)
+                    program = cached.again(program, leaves)
                 break
         else:
-            if adopted or not programs.adopt(known, layer, name, args, kwargs, now or context()):
+            if adopted or not programs.adopt(cached, layer, name, args, kwargs, now or context()):
                 return NOTHING
             adopted = True
             continue
@@ -162,7 +162,7 @@ def by_program(
             program.state.unseen = 0
         out = program.finish(*leaves, *derived)
     except (Unexpected, IndexError, ValueError):
-        return NOTHING  # sizes that do not agree, which PyG explains
+        return NOTHING  # inconsistent sizes: PyG raises its own error
     finally:
         arguments.tensors = outer
     program.state.sizes.row.add(perf_counter() - start)
@@ -181,18 +181,18 @@ def enter(
     row_bytes: int = 0,
     counts: bool = True,
 ) -> Any:
-    """Make a call that has no program, ours if there is nothing against it.
+    """Make a call without a program, accelerated unless there are reasons against it.
 
     Args:
         call: the call.
-        reasons: why it is PyG's.
-        ours: returns its result and formulas, the latter empty if it accelerated nothing. Where it
-            raises for what it cannot do or for sizes that do not agree, the call is PyG's.
+        reasons: against acceleration.
+        ours: returns its result and formulas, the latter empty if it accelerated nothing. If it
+            raises for unsupported arguments or inconsistent sizes, PyG makes the call.
         device: of the random numbers.
-        traced: ours runs the layer's code, so that the state before is put back where it raises
-            :class:`Unrecognised`, and other errors are the user's.
+        traced: ours runs code of the layer: its state is restored after
+            :class:`Unrecognised`, and other errors are raised to the user.
         row_bytes: bytes of the features of a node or an edge.
-        counts: the report lists the call if it is PyG's too.
+        counts: the report also lists calls by PyG.
     """
     reasons, state, owner = list(reasons), None, call.owner
     if not reasons:
@@ -213,7 +213,7 @@ def enter(
                     state.restore()
         else:
             seconds = perf_counter() - start
-            # A call that is being recorded is verified as a whole.
+            # A recorded call is verified as a whole.
             if recording.verifies() and running_recorder.recorder is None:
                 assert state is not None
                 verify(call.original, owner, call.args, call.kwargs, out, state)
@@ -227,7 +227,7 @@ def enter(
 
 
 def leave(call: Call, reasons: Iterable[str], *, counts: bool = True) -> Any:
-    """Make a call as PyG does, and let the report say why."""
+    """Make a call as PyG does, and add the reasons to the report."""
     start = perf_counter()
     out = call.stock()
     if counts:
@@ -241,14 +241,14 @@ def too_small(
     """Return why a call without a program is too small.
 
     Args:
-        owner: whose call it is: each has seen graphs of its own.
-        graph: what tells whether it is made on something new.
-        edges: of the graph.
-        work: what the call does.
+        owner: of the call, with its history of graphs.
+        graph: a tensor that identifies the graph.
+        edges: number of edges.
+        work: of the call.
         row_bytes: bytes of the features of a node or an edge.
-        known: nothing is built for the call that is not there already.
+        known: everything that the call needs is built already.
     """
-    if settings.always or forced.on or in_force() is not None:
+    if settings.always or unconditional.on or in_force() is not None:
         return []
     device, gradient = graph.device.type, torch.is_grad_enabled()
     fewest = fewest_edges(device, work, row_bytes, new=False, gradient=gradient)
@@ -257,10 +257,10 @@ def too_small(
     fewest = fewest_edges(device, work, row_bytes, new=True, gradient=gradient)
     if known or edges >= fewest:
         return []
-    # A checkpoint repeats what ran now, and then the graph is not new any more.
+    # A checkpoint repeats the call, and then the graph is not new any more.
     if not (new := saved_tensors_hooks(False) is not None):
         with torch._C.DisableTorchFunction():
-            new = _seen.setdefault(owner, GraphHistory()).is_new(graph)
+            new = _histories.setdefault(owner, GraphHistory()).is_new(graph)
     return size_reasons(edges, fewest, new=True) if new else []
 
 

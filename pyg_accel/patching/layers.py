@@ -1,4 +1,4 @@
-"""The hook around a layer's forward: its programs, and results that are stored during it."""
+"""The hook around the forward of a layer: its programs, and stored results."""
 
 from collections.abc import Callable
 from functools import partial
@@ -23,15 +23,15 @@ from pyg_accel.record.recorder import perform, running_recorder
 __all__ = ["OF_EVERY_MODULE", "forward_of", "hooked", "layer", "memoise"]
 
 OF_EVERY_MODULE = frozenset(vars(Module()))
-# What torch's and PyG's constructors set, and no forward pass changes. Not from an instance: the
-# first one of a class renders its propagate.
+# Attributes that constructors of torch and PyG set and no forward pass changes. Not taken from an
+# instance: the first one of a class renders its propagate.
 _OF_EVERY_LAYER = OF_EVERY_MODULE.union(MessagePassing.__init__.__code__.co_names)
 
 
 def layer(self: MessagePassing, *args: Any, **kwargs: Any) -> Any:
-    """Stand in for ``_call_impl``, which runs the forward of a layer and its hooks.
+    """Replace ``_call_impl``, which runs the forward of a layer and its hooks.
 
-    There results are remembered, only there: a user who calls what makes them may change them.
+    Results of graph functions are stored inside of it only, as other callers may change them.
     """
     if not is_dynamo_compiling():
         out = gate.by_program(self, "call", forward_of, args, kwargs)
@@ -41,13 +41,13 @@ def layer(self: MessagePassing, *args: Any, **kwargs: Any) -> Any:
 
 
 def hooked(self: MessagePassing, *args: Any, **kwargs: Any) -> Any:
-    """Stand in for the same where the layer has no program: the hooks inside of it run."""
+    """Replace the same without programs, for a layer with hooks inside."""
     if torch_records():
         return forward_of(self, *args, **kwargs)
     transformed = running.transformed.get(self)
     if transformed is None and not is_active(self):
         return forward_of(self, *args, **kwargs)
-    stock, running.stock = running.stock, False  # a part of another layer's call has its own graph
+    stock, running.stock = running.stock, False  # a layer inside of another one has its own graph
     try:
         return _remembering(self, transformed, args, kwargs)
     except recording.Refused as refused:
@@ -64,7 +64,7 @@ def untransformed(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
-    """Make a call as outside of the model whose layers are transformed, and say why."""
+    """Make a call without the transform of the model, and report the reason."""
     transformed.reasons[reason] = None
     before = running.transformed, running.exchange
     running.transformed, running.exchange = {}, None
@@ -81,7 +81,7 @@ def _remembering(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
-    """Make a call that gets from memory what was derived from its edge_index before."""
+    """Make a call with the stored results of functions of its edge_index."""
     before, exchange = memo.running.begin(), running.exchange
     make = forward_of if exchange is None else partial(exchange.following, forward_of)
     try:
@@ -104,18 +104,18 @@ def forward_of(self: MessagePassing, *args: Any, **kwargs: Any) -> Any:
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _left(self: MessagePassing, out: Any, lent: list[Tensor]) -> Any:
-    """Return the result of a layer with copies of what it borrowed, and leave it copies."""
-    own = vars(self)
-    for name, value in own.copy().items():  # another thread may run the layer and set its own
+    """Return the result of a layer with copies of borrowed tensors; copy them in attributes too."""
+    attributes = vars(self)
+    for name, value in attributes.copy().items():  # another thread may set some meanwhile
         if name not in _OF_EVERY_LAYER or name == "_buffers":
             left = copied(value, lent)
             if left is not value:
-                own[name] = left
+                attributes[name] = left
     return out if memo.running.lent is not None else copied(out, lent)
 
 
 def memoise(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Stand in for a function that derives an edge_index from another."""
+    """Replace a function that derives an edge_index from another."""
     borrowing = memo.running
     if is_dynamo_compiling() or borrowing.lent is None or transform_reasons():
         return function(*args, **kwargs)
@@ -124,7 +124,7 @@ def memoise(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return _remembered(native(function), *args, **kwargs)
 
 
-# The function runs as in eager mode: memory of a compiler's results may be the compiler's.
+# The function runs as in eager mode: a compiler may reuse the memory of its results.
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _remembered(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     if running_recorder.recorder is None:
@@ -132,7 +132,7 @@ def _remembered(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return perform(remembered, function, *args, borrows=True, **kwargs)
 
 
-# After a graph break Dynamo would make graphs that begin here, and find itself in all of them.
+# After a graph break Dynamo would begin a graph in each of these functions.
 for _function in (layer, hooked, _remembering, forward_of, memoise, is_active, torch_records,
                   transform_reasons, type(memo.running).begin, type(memo.running).end,
                   type(memo.running).call):  # fmt: skip

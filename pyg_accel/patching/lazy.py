@@ -1,12 +1,12 @@
 """Edge tensors that are not computed until something needs them.
 
-Inside an accelerated ``propagate`` the tensors ``x_i``, ``x_j`` and what ``message`` makes of them
+Inside an accelerated ``propagate`` the tensors ``x_i``, ``x_j`` and the messages computed from them
 are :class:`LazyTensor`: they have a shape and a formula, but no storage. A reduction over the
-target nodes turns the formula into one kernel call and an ordinary tensor. PyG's own code runs on
-them unchanged.
+target nodes runs the formula as one kernel call and returns an ordinary tensor. PyG's own code runs
+on them unchanged.
 
-The call that a lazy tensor belongs to is a :class:`Tracer`. Its subclass
-:class:`~pyg_accel.patching.trace.Trace` says what torch functions do to lazy tensors
+The call of a lazy tensor is a :class:`Tracer`. Its subclass
+:class:`~pyg_accel.patching.trace.Trace` applies rules for torch functions
 (:mod:`pyg_accel.patching.rules`) and runs the formulas.
 """
 
@@ -51,18 +51,18 @@ __all__ = [
 
 @dataclass(frozen=True)
 class PostReduce:
-    """What is left to do to messages, and can be done to the reduced ones instead.
+    """A function that commutes with the reduction of messages, and is applied after it.
 
     Attributes:
-        apply: a function of a tensor with its rows first.
-        commutes_with: the reductions for which the order makes no difference.
+        apply: takes a tensor with its rows first.
+        commutes_with: the reductions that it commutes with.
     """
 
     apply: Callable[[Tensor], Tensor]
     commutes_with: Collection[str] = REDUCES
 
     def then(self, following: "PostReduce") -> "PostReduce":
-        """Return both, one after the other."""
+        """Return the composition."""
         both = set(self.commutes_with) & set(following.commutes_with)
         return PostReduce(lambda t: following.apply(self.apply(t)), both)
 
@@ -73,8 +73,8 @@ IDENTITY = PostReduce(lambda t: t)
 class LazyTensor(EdgeTensor):
     """A tensor with an edge dimension and a formula in place of storage.
 
-    Outside of the formula language it behaves as an ordinary tensor: narrow ones are computed when
-    an unknown function asks for them, wide ones raise :class:`Unrecognised`.
+    Functions outside of the formula language compute narrow tensors, and raise
+    :class:`Unrecognised` for wide ones.
     """
 
     tracer: "Tracer"
@@ -97,11 +97,10 @@ class LazyTensor(EdgeTensor):
         later: PostReduce = IDENTITY,
         summed: bool = False,
     ) -> "LazyTensor":
-        """Make one; ``parts`` are the pieces of a concatenation that waits for a linear layer.
+        """Return a lazy tensor; ``parts`` are the pieces of a deferred concatenation.
 
-        With something to do ``later``, ``shape`` is what comes out of that. One that is ``summed``
-        has one number per edge, or per edge and head, and operands [rows, heads | 1, width | 1]
-        over whose width its formula sums.
+        ``shape`` includes the effect of ``later``. A ``summed`` tensor has one number per edge, or
+        per edge and head: its formula sums over the width of operands [rows, heads | 1, width | 1].
         """
         lazy = Tensor._make_wrapper_subclass(cls, tuple(shape), dtype=dtype, device=trace.device)
         lazy.tracer, lazy.formula, lazy.edge_dim, lazy.parts = trace, formula, edge_dim, parts
@@ -122,7 +121,7 @@ class LazyTensor(EdgeTensor):
         if asks(func):
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
-        if not running.traces:  # the call is over, and a message of it was kept
+        if not running.traces:  # a stored message of a call that is over
             args, kwargs = replaced(LazyTensor, lambda t: t.tracer.compute(t), args, kwargs)
             return func(*args, **kwargs)
         trace = running.traces[-1]
@@ -131,33 +130,30 @@ class LazyTensor(EdgeTensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        # Every function is caught above; an operator that comes by another way has no formula.
+        # Functions are handled above; operators from elsewhere have no formula.
         raise Unrecognised(f"'{func}' on messages")
 
 
 class Tracer(TorchFunctionMode):
-    """The lazy tensors of one call: their operands, and which tensors are rows of ``edge_index``.
-
-    It sees the torch functions of the call.
+    """The lazy tensors of a call, their operands, and the tensors that are rows of ``edge_index``.
 
     Attributes:
-        watched: names of the functions that it looks at; the others just run.
-        formulas: what has been run, for the report.
-        layer: whose call it is.
-        given: returns the tensors that were there before the call and cannot be put back.
-        edge_index: the graph that the call was given, as a plain tensor.
-        target: row of edge_index with the nodes that messages are sent to (1 unless the flow is
-            turned round).
-        rules: what torch functions do to the lazy tensors.
+        watched: names of intercepted functions; others just run.
+        formulas: computed so far, for the report.
+        layer: of the call.
+        inputs: returns the tensors that existed before the call and cannot be restored.
+        edge_index: the graph of the call, as a plain tensor.
+        target: row of edge_index with the target nodes (1 unless the flow is reversed).
+        rules: of torch functions on lazy tensors.
         operands: tensors that formulas refer to by index, rows first.
         failure: the first reason why the message has no formula. A message may catch the exception,
-            and TorchScript and others raise one of their own in its place.
+            and TorchScript and others replace it by their own.
         gathered: node features and the row of edge_index that gathers them.
-        size: of sources and targets, by row of edge_index, if the call was given it.
-        writes_weights: whether attention weights are ordinary tensors, as they leave the layer.
-        copies: what the message reads may be changed in place before its gradient is computed.
+        size: numbers of sources and targets, by row of edge_index, if passed to the call.
+        writes_weights: whether attention weights are materialised, as they leave the layer.
+        copies: whether inputs may change in place before the gradient is computed.
         network_bytes: bytes of a row of the widest network on edges.
-        linear_bytes: the same of linear layers of both ends, which run on the nodes.
+        linear_bytes: the same for linear layers of both ends, which run on the nodes.
     """
 
     rules: ClassVar[ModuleType]  # pyg_accel.patching.rules
@@ -168,7 +164,7 @@ class Tracer(TorchFunctionMode):
         super().__init__()
         self.formulas: list[Computation] = []
         self.layer: torch.nn.Module | None = None
-        self.given: Callable[[], Iterable[Tensor]] = tuple
+        self.inputs: Callable[[], Iterable[Tensor]] = tuple
         self._storages: set[int] | None = None
         self.edge_index = edge_index
         self.target = 1 if flow == "source_to_target" else 0
@@ -190,7 +186,7 @@ class Tracer(TorchFunctionMode):
 
     @cached_property
     def networks(self) -> fx.Graph:
-        """The functions that networks on edges consist of; its first input is a block of edges."""
+        """The functions of networks on edges; the first input is a block of edges."""
         graph = fx.Graph()
         graph.placeholder("block")
         return graph
@@ -205,12 +201,9 @@ class Tracer(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def guard(self, name: str, changed: Iterable[Tensor]) -> None:
-        """Raise before a tensor is changed in place that this call did not make.
-
-        PyG's path, should it run after this one, would change it a second time.
-        """
+        """Raise before an in-place change of an input, which PyG's path might repeat."""
         if self._storages is None:
-            self._storages = set(map(memory_of, self.given()))
+            self._storages = set(map(memory_of, self.inputs()))
         if not self._storages.isdisjoint(map(memory_of, changed)):
             raise Unrecognised(f"'{name}' changes a tensor in place that the message was given")
 
@@ -227,10 +220,10 @@ class Tracer(TorchFunctionMode):
             raise self.failure from error
 
     def check_modes(self) -> None:
-        """Raise where autograd does not do with all of a message what it did when the call began.
+        """Raise if modes of autograd have changed since the call began.
 
-        A formula has gradients for all of its operands or for none. Inside of the ``forward`` of a
-        ``torch.autograd.Function`` they are off as well: its ``backward`` is not ours to replace.
+        A formula has gradients for all of its operands or for none. In the ``forward`` of a
+        ``torch.autograd.Function`` they are off too: its ``backward`` must not be replaced.
         """
         if torch.is_grad_enabled() != self.records_gradients:
             raise Unrecognised("gradients switched on or off inside of the message")
@@ -245,21 +238,21 @@ class Tracer(TorchFunctionMode):
     # -- edge_index and its rows -----------------------------------------------------------------
 
     def follow(self, index: Tensor, row: int) -> None:
-        """Remember that a tensor is row 0 or 1 of edge_index, or made of it by views and copies."""
+        """Note that a tensor is row 0 or 1 of edge_index, or a view or copy of it."""
         self._rows[id(index)] = (index, row, _version(index))
 
     def followed(self, index: object) -> int | None:
-        """Return the row of edge_index that a tensor was made of, whatever its shape is now."""
-        known = self._rows.get(id(index))
-        return None if known is None or known[2] != _version(known[0]) else known[1]
+        """Return the row of edge_index that a tensor is a view or copy of, in any shape."""
+        entry = self._rows.get(id(index))
+        return None if entry is None or entry[2] != _version(entry[0]) else entry[1]
 
     def row_of(self, index: object, shape: Sequence[int] | None = None, dim: int = 0) -> int | None:
-        """Return which row of edge_index a tensor is, if it is one.
+        """Return the row of edge_index that a tensor is, or None.
 
         Args:
             index: any object.
-            shape: the row is to be repeated to; by default it is [E], the row itself.
-            dim: of the shape, where the edges are.
+            shape: required shape, to which the row is repeated; by default [E].
+            dim: dimension of the edges in the shape.
         """
         row = self.followed(index)
         if row is None:
@@ -268,7 +261,7 @@ class Tracer(TorchFunctionMode):
         wanted = (self.num_edges,) if shape is None else tuple(shape)
         if tuple(index.shape) != wanted or index.dtype != self.edge_index.dtype:
             return None
-        # Of a view of [E] that repeats it, all strides but one are 0.
+        # A view that repeats [E] has only one nonzero stride.
         others = (stride for d, stride in enumerate(index.stride()) if d != dim and wanted[d] != 1)
         return row if wanted[dim] == self.num_edges and not any(others) else None
 
@@ -281,8 +274,8 @@ class Tracer(TorchFunctionMode):
     def gather(self, source: Tensor, dim: int, row: int) -> Tensor:
         """``source.index_select(dim, edge_index[row])``, later."""
         dim = dim % source.dim()
-        known = self.sizes[row]
-        if known is not None and known != source.size(dim):
+        num_rows = self.sizes[row]
+        if num_rows is not None and num_rows != source.size(dim):
             raise Unrecognised("node features of different numbers of rows")
         self.sizes[row] = source.size(dim)
         self.gathered.append((source, row))
@@ -290,36 +283,35 @@ class Tracer(TorchFunctionMode):
         side = "v" if row == self.target else "u"
         shape = [*source.shape]
         shape[dim] = self.num_edges
-        # Not even a view where none is needed: an operand that comes twice is known by identity.
+        # No unneeded view: repeated operands are recognised by identity.
         return self.leaf(side, source.movedim(dim, 0) if dim else source, shape, dim)
 
     def unchanged(self, tensor: Tensor) -> Tensor:
-        """Return features as they are now, where PyG's path copies them and code may change them.
+        """Return a copy of features, as in PyG's path, if code may change them in place.
 
-        A function whose gradient reads its arguments has to see the tensor itself: torch raises
-        where that was changed.
+        Functions that save their arguments get the tensor itself: torch raises if it has changed.
         """
         if not self.copies or type(tensor) not in (Tensor, Parameter):
             return tensor
         return self._copy(tensor, copied)
 
-    def own(self, tensor: Tensor) -> Tensor:
-        """Return features that the layer's caller cannot change before their gradient is made.
+    def protected(self, tensor: Tensor) -> Tensor:
+        """Return features that the caller of the layer cannot change before the gradient.
 
-        A function on edges reads copies of them in PyG's path, one on nodes would read themselves.
+        In PyG's path functions on edges read copies, but functions on nodes would not.
         """
-        given = arguments.tensors if self.records_gradients else ()
-        if not any(tensor is t or tensor._base is t for t in given):
+        leaves = arguments.tensors if self.records_gradients else ()
+        if not any(tensor is t or tensor._base is t for t in leaves):
             return tensor
         return self._copy(tensor, partial(self.apply, torch.clone))
 
     def _copy(self, tensor: Tensor, copy: Callable[[Tensor], Tensor]) -> Tensor:
-        """Copy features, once as they are."""
+        """Copy features, once per version."""
         key = id(tensor), _version(tensor)
-        known = self._copies.get(key)
-        if known is None:  # the tensor is held, so that no other one has its identity
-            known = self._copies[key] = tensor, copy(tensor)
-        return known[1]
+        entry = self._copies.get(key)
+        if entry is None:  # the tensor is held, so that no other one has its identity
+            entry = self._copies[key] = tensor, copy(tensor)
+        return entry[1]
 
     def leaf(
         self,
@@ -330,14 +322,14 @@ class Tracer(TorchFunctionMode):
         *,
         repeated: bool = False,
     ) -> LazyTensor:
-        """Make a lazy tensor of one operand, rows first."""
+        """Return a lazy tensor of one operand, rows first."""
         number = self.add_operand(side, operand, repeated=repeated)
         return LazyTensor(self, Operand(side, number), shape, edge_dim, operand.dtype)
 
     def add_operand(self, side: str, operand: Tensor, *, repeated: bool = False) -> int:
-        """Number an operand; one that is known at the same side keeps its number."""
-        for number, known in enumerate(self.operands):
-            if known is operand and (self.sides[number], self.repeated[number]) == (
+        """Return the number of an operand; a repeated one at the same side keeps its number."""
+        for number, other in enumerate(self.operands):
+            if other is operand and (self.sides[number], self.repeated[number]) == (
                 side,
                 repeated,
             ):
@@ -373,35 +365,35 @@ class Tracer(TorchFunctionMode):
     # -- running formulas, by :class:`~pyg_accel.patching.trace.Trace` ---------------------------
 
     def graph_of(self, num_rows: int) -> Graph:
-        """Return the graph that a message of this many target nodes runs on."""
+        """Return the graph of messages with a number of target nodes."""
         raise NotImplementedError
 
     def reduce(
         self, lazy: LazyTensor, reduces: Sequence[str], num_rows: int | None = None
     ) -> list[Tensor]:
-        """Reduce the messages over the target nodes; the edge dimension becomes the nodes'."""
+        """Reduce messages over the target nodes, along the edge dimension."""
         raise NotImplementedError
 
     def compute(self, lazy: LazyTensor) -> Tensor:
-        """Write the tensor out: [.., E, ..]."""
+        """Materialise the tensor: [.., E, ..]."""
         raise NotImplementedError
 
     def dot(self, lazy: LazyTensor) -> Tensor:
-        """Sum over the last dimension: [E, ...] without it, written out."""
+        """Materialise the sum over the last dimension: [E, ...]."""
         raise NotImplementedError
 
 
 def is_single_side(lazy: LazyTensor) -> bool:
-    """Whether a lazy tensor is one operand, not yet combined with another side."""
+    """Whether a lazy tensor is a single operand."""
     return isinstance(lazy.formula, Operand) and lazy.parts is None and lazy.later is IDENTITY
 
 
 def first_operand(lazy: LazyTensor) -> Tensor:
-    """Return the operand of a lazy tensor of one side."""
+    """Return the operand of a lazy tensor that is a single one."""
     assert isinstance(lazy.formula, Operand)
     return lazy.tracer.operands[lazy.formula.index]
 
 
 def _version(operand: Tensor) -> int:
-    """As :func:`version_of`; tensors that wait look after themselves, a compiler's have none."""
+    """As :func:`version_of`; -1 for deferred tensors, and for tensors of a compiler."""
     return version_of(operand) if type(operand) in (Tensor, Parameter) else -1

@@ -1,4 +1,4 @@
-"""Loaders under ``patch()``: what stands in for PyG's functions that make batches."""
+"""Loaders under ``patch()``: replacements of PyG's functions that make batches."""
 
 import time
 from collections.abc import Callable
@@ -21,13 +21,13 @@ __all__ = [
 ]  # fmt: skip
 
 _wanted: list[torch.device] = []  # of batches, by the calls of patch() in force that name one
-# What is asked of processes that cannot use a GPU, or of a copy that is not needed.
+# Arguments for processes that cannot use a GPU, or for an unneeded copy.
 _OF_WORKERS = ("num_workers", "persistent_workers", "prefetch_factor", "pin_memory",
                "multiprocessing_context", "worker_init_fn", "timeout")  # fmt: skip
 
 
 def device_from(loader: torch.device | str) -> torch.device:
-    """Return the device of batches that ``patch(loader=...)`` names.
+    """Return the device of ``patch(loader=...)``.
 
     Raises:
         ValueError: if there are no samplers for it.
@@ -42,7 +42,7 @@ def device_from(loader: torch.device | str) -> torch.device:
 
 
 def switch(device: torch.device, by: int) -> None:
-    """Count a device of batches, from now on (1) or not any more (-1)."""
+    """Count a ``patch(loader=...)`` that begins (1) or ends (-1)."""
     if by > 0:
         _wanted.append(device)
     else:
@@ -52,21 +52,21 @@ def switch(device: torch.device, by: int) -> None:
 def collate(
     original: Callable[..., Any], cls: type, data_list: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Stand in for ``torch_geometric.data.collate.collate``."""
+    """Replace ``torch_geometric.data.collate.collate``."""
     if not is_active():
         return original(cls, data_list, *args, **kwargs)
     began = time.perf_counter()
     graphs = data_list if isinstance(data_list, (list, tuple)) else list(data_list)
     reason = next(iter(several.collate_reasons(graphs)), "")
     if reason:
-        made = original(cls, graphs, *args, **kwargs)
+        batch = original(cls, graphs, *args, **kwargs)
     else:
-        made = several.collate(cls, graphs, *args, **kwargs)
+        batch = several.collate(cls, graphs, *args, **kwargs)
     seconds = time.perf_counter() - began
     what, backend = ("", "PyG") if reason else ("graphs", "cpu")
     if issubclass(cls, Batch):
         record_batch(cls.__name__, what, backend, reason, seconds)
-    return made
+    return batch
 
 
 def _takes_part() -> bool:
@@ -74,7 +74,7 @@ def _takes_part() -> bool:
 
 
 def construct(function: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
-    """Stand in for ``NeighborSampler.__init__``."""
+    """Replace ``NeighborSampler.__init__``."""
     if not _takes_part():
         return function(self, *args, **kwargs)
     function(self, *args, **kwargs)
@@ -85,17 +85,17 @@ def construct(function: Callable[..., None], self: Any, *args: Any, **kwargs: An
 
 
 def construct_both(function: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
-    """Stand in for the ``__init__`` of ``BidirectionalNeighborSampler``, which has two samplers."""
+    """Replace the ``__init__`` of ``BidirectionalNeighborSampler``, which has two samplers."""
     function(self, *args, **kwargs)
     for sampler in (self.forward_sampler, self.backward_sampler):
         devices.leave_on_cpu(sampler, "PyG compares the nodes of both directions one by one")
 
 
 def to_csc(function: Callable[..., Any], data: Any, *args: Any, **kwargs: Any) -> Any:
-    """Stand in for PyG's conversion of edges, which counts those of each target in an array.
+    """Replace PyG's conversion of edges, which counts the edges of targets in an array.
 
     Raises:
-        ValueError: for targets that do not exist, which would be counted beyond that array.
+        ValueError: for targets outside of that array.
     """
     edges = None if hasattr(data, "adj") or hasattr(data, "adj_t") else data.edge_index
     transposes = kwargs.get("to_transpose", args[5] if len(args) > 5 else False)
@@ -113,10 +113,9 @@ def to_csc(function: Callable[..., Any], data: Any, *args: Any, **kwargs: Any) -
 
 
 def load(function: Callable[..., None], self: Any, data: Any, *args: Any, **kwargs: Any) -> None:
-    """Stand in for the ``__init__`` of PyG's ``NodeLoader`` and ``LinkLoader``.
+    """Replace the ``__init__`` of PyG's ``NodeLoader`` and ``LinkLoader``.
 
-    Where the sampler is on a GPU, so are the data, and batches are made by the process that uses
-    them.
+    With a sampler on a GPU, the data are there too, and the consuming process makes the batches.
     """
     sampler = args[0] if args else kwargs.get("node_sampler", kwargs.get("link_sampler"))
     device = devices.device_of(sampler)
@@ -133,7 +132,7 @@ def load(function: Callable[..., None], self: Any, data: Any, *args: Any, **kwar
 
 
 class WeightedSampler(NeighborSampler):
-    """A sampler with weights, which PyG's own would ignore where ``patch()`` is not in force."""
+    """A sampler with weights, which PyG's own ignores outside of ``patch()``."""
 
     def _sample(self, seed: Any, seed_time: Any = None, **kwargs: Any) -> Any:
         return neighbors.sample(self, seed, seed_time)
@@ -141,7 +140,7 @@ class WeightedSampler(NeighborSampler):
 
 def sample(function: Callable[..., Any], self: Any, seed: Any, seed_time: Any = None,
            **kwargs: Any) -> Any:  # fmt: skip
-    """Stand in for ``NeighborSampler._sample``."""
+    """Replace ``NeighborSampler._sample``."""
     if not _takes_part():
         return function(self, seed, seed_time, **kwargs)
     return neighbors.sample(self, seed, seed_time)

@@ -1,10 +1,10 @@
 """Networks on messages: their functions are recorded, and run later.
 
-A message that no formula expresses, because a linear layer follows something of several operands,
-is a :class:`Network`: an operand of edges with the functions that compute it, as a node of a
-torch.fx graph. They must work row by row (:mod:`pyg_accel.patching.rules.rowwise`). A GPU with room
-runs them on all edges at once: formulas by one kernel each, the others by torch. Else a reduction
-over the targets runs them on the edges of a block, reduces, and frees the results; see
+A message without a formula, since it has a linear layer of several operands, is a :class:`Network`:
+an edge operand with the functions that compute it, as a node of a torch.fx graph. They must work
+row by row (:mod:`pyg_accel.patching.rules.rowwise`). A GPU with enough memory runs them on all
+edges at once: formulas by one kernel each, other functions by torch. Otherwise a reduction over the
+targets runs them on the edges of a block, reduces, and frees the results; see
 :mod:`pyg_accel.ops.blocked`.
 """
 
@@ -38,19 +38,19 @@ __all__ = [
 
 
 _NARROW = 8  # numbers of a node
-_FACTOR = 8  # tensors of messages that PyG's path has at a time, at most
-_OUTPUTS = 16  # of a product, about
+_FACTOR = 8  # most tensors of messages that PyG's path holds at a time
+_OUTPUTS = 16  # typical outputs of a product
 _TENSOR, _SIDE = "tensor", "side"  # keys of the metadata of placeholders
 
 
 class Network(DeferredOperand):
-    """What a network makes of every edge, [E, ...], later.
+    """The deferred output of a network on every edge, [E, ...].
 
-    Functions of networks are recorded by the rules of lazy tensors.
+    The rules of lazy tensors record the functions of networks.
 
     Attributes:
-        node: how.
-        call: that it belongs to.
+        node: computes it.
+        call: the call of its messages.
     """
 
     node: fx.Node
@@ -68,14 +68,14 @@ class Network(DeferredOperand):
     def hoisted(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """See :meth:`DeferredOperand.hoisted`."""
         lazy = self.call.leaf("e", self, plain_shape(self), 0)
-        made = self.call.rules.record(func, (lazy, *args), kwargs)
-        if isinstance(made, (tuple, list)):
-            return type(made)(first_operand(part) for part in made)
-        return first_operand(made)
+        result = self.call.rules.record(func, (lazy, *args), kwargs)
+        if isinstance(result, (tuple, list)):
+            return type(result)(first_operand(part) for part in result)
+        return first_operand(result)
 
 
 def has_network(lazy: LazyTensor) -> bool:
-    """Whether a network makes an operand of a lazy tensor."""
+    """Whether a lazy tensor has a network among its operands."""
     parts = lazy.parts or ()
     return any(isinstance(part, LazyTensor) and has_network(part) for part in parts) or any(
         isinstance(lazy.tracer.operands[o.index], Network) for o in operands_of(lazy.formula)
@@ -83,7 +83,7 @@ def has_network(lazy: LazyTensor) -> bool:
 
 
 def is_of_edges(lazy: LazyTensor) -> bool:
-    """Whether a network reads tensors of edges alone: in PyG its numbers are there as well."""
+    """Whether a network only reads tensors of edges, which are in memory anyway."""
     if not is_single_side(lazy):
         return False
     operand = first_operand(lazy)
@@ -93,10 +93,10 @@ def is_of_edges(lazy: LazyTensor) -> bool:
 
 
 def is_written_whole(lazy: LazyTensor) -> bool:
-    """Whether a recording writes messages out: where a GPU has room for them.
+    """Whether a recording materialises messages: on a GPU with enough memory.
 
-    PyG's path does so too, for what looks at all edges, such as a batch norm in training. Features
-    of nodes alone are left to it.
+    PyG's path does so too, for functions of all edges such as a batch norm in training. Features of
+    nodes alone are left to PyG.
     """
     recorder, trace = running_recorder.recorder, lazy.tracer
     of_nodes = isinstance(lazy.formula, Operand) and lazy.formula.side != "e"
@@ -111,12 +111,12 @@ def is_written_whole(lazy: LazyTensor) -> bool:
 
 
 def written(trace: Tracer, messages: Tensor) -> LazyTensor:
-    """Return messages that a recording has written out, for what follows."""
+    """Return materialised messages of a recording as a lazy tensor."""
     return leaf(trace, reads(trace, messages, "e"), messages.shape, messages.dtype)
 
 
 def leaf(trace: Tracer, node: fx.Node, shape: Sequence[int], dtype: torch.dtype) -> LazyTensor:
-    """Return a lazy tensor that a node makes; raise where this call must not have one."""
+    """Return the lazy tensor of a node; raise if the call must not have networks."""
     for reason in reasons_against(trace):
         raise Unrecognised(reason, permanent=False)
     network = Network(shape, dtype, trace.device, node=node, call=trace)
@@ -124,7 +124,7 @@ def leaf(trace: Tracer, node: fx.Node, shape: Sequence[int], dtype: torch.dtype)
 
 
 def reasons_against(trace: Tracer) -> list[str]:
-    """Why a network is not run in blocks."""
+    """The reasons against networks in a call."""
     if not trace.runs_networks:
         return ["a network on every edge, under torch.compile"]
     if in_force() is not None:
@@ -135,7 +135,7 @@ def reasons_against(trace: Tracer) -> list[str]:
 
 
 def hooked_inside(layer: torch.nn.Module) -> list[str]:
-    """Why no network of a layer is recorded: a part of it has hooks."""
+    """The reasons against networks of a layer: hooks inside of it."""
     hooked = any(map(has_hooks, modules_in(*layer.children())))
     return ["a hook inside of the network on every edge"] if hooked else []
 
@@ -146,14 +146,14 @@ def reads(trace: Tracer, tensor: Tensor, side: str = "w") -> fx.Node:
     Args:
         trace: of the call.
         tensor: that a network reads.
-        side: where its rows are, ``"w"`` for a tensor that all edges share.
+        side: of its rows, ``"w"`` for a tensor that all edges share.
     """
     node: fx.Node
-    known = trace.networks.find_nodes(op="placeholder")
-    for node in known:
+    placeholders = trace.networks.find_nodes(op="placeholder")
+    for node in placeholders:
         if node.meta and node.meta[_TENSOR] is tensor and node.meta[_SIDE] == side:
             return node
-    node = trace.networks.placeholder(f"t{len(known)}")
+    node = trace.networks.placeholder(f"t{len(placeholders)}")
     node.meta = {_TENSOR: tensor, _SIDE: side}
     return node
 
@@ -164,7 +164,7 @@ def calls(trace: Tracer, function: Callable[..., Any], *args: Any, **kwargs: Any
 
 
 def node_of(trace: Tracer, value: Tensor) -> fx.Node:
-    """Return the node that makes a lazy tensor, or reads a tensor of edges."""
+    """Return the node of a lazy tensor, or of a tensor of edges."""
     if not isinstance(value, LazyTensor):
         return reads(trace, value, "e")
     if value.parts is not None:
@@ -185,7 +185,7 @@ def _message(
     sides: Sequence[str],
     **kwargs: Any,
 ) -> fx.Node:
-    """The node of a function of a block and a message: its formula, sides and operands."""
+    """The node of a function of a block and the formula, sides and operands of a message."""
     nodes = [t.node if isinstance(t, Network) else reads(trace, materialize(t), side)
              for t, side in zip(operands, sides, strict=True)]  # fmt: skip
     return calls(trace, function, _block(trace), formula, tuple(sides), *nodes, **kwargs)
@@ -199,7 +199,7 @@ def _block(trace: Tracer) -> fx.Node:
 class _Whole(NamedTuple):
     """All edges in place of a block, in the order of the edge list.
 
-    The number of targets is that of the recorder, as it may be another in each call of a program.
+    The recorder computes the number of targets in each call of a program.
     """
 
     graph: Graph
@@ -211,15 +211,15 @@ def _written_out(
 ) -> Tensor:
     if isinstance(formula, Operand) and sides[0] == "e":
         return operands[0]
-    made = _repeated(block, sides, operands)
-    out: Tensor = perform(ops.gspmm, block.graph, formula, made, reduce="none", edge_order=True)
+    expanded = _repeated(block, sides, operands)
+    out: Tensor = perform(ops.gspmm, block.graph, formula, expanded, reduce="none", edge_order=True)
     return out
 
 
 def _repeated(
     block: Block | _Whole, sides: Sequence[str], operands: Sequence[Tensor]
 ) -> list[Tensor]:
-    """Operands, with a row for every target where all targets share one."""
+    """Operands, with shared rows repeated for every target."""
     return [t.expand(block.num_rows, *t.shape[1:]) if side == "w" else t
             for t, side in zip(operands, sides, strict=True)]  # fmt: skip
 
@@ -245,10 +245,10 @@ def reduce_in_blocks(
 
 
 def _decline_narrow_ends(trace: Tracer, shape: torch.Size, dtype: torch.dtype) -> None:
-    """Raise where blocks bring nothing but memory, and there is enough of it.
+    """Raise if blocks would only save memory, and there is enough of it.
 
-    Without gradients nothing runs twice, but all that a network of differences of a few numbers
-    gains is the cache: it took 1.06 to 1.14 times as long as PyG's path.
+    Without gradients nothing runs twice, but a network of differences of a few numbers only gains
+    from the cache: it took 1.06 to 1.14 times as long as PyG's path.
     """
     numbers = [plain_shape(t)[1:].numel() for t, _ in trace.gathered]
     if max(numbers, default=0) > _NARROW:
@@ -292,19 +292,19 @@ def _run(
 
     with quiet():
         graph = trace.graph_of(num_rows)
-        given, sides = ([node.meta[key] for node in tensors] for key in (_TENSOR, _SIDE))
+        values, sides = ([node.meta[key] for node in tensors] for key in (_TENSOR, _SIDE))
         steps = Steps.of(inputs, [node for node in _needed(root) if node.op != "placeholder"])
         if whole:
-            return steps(_Whole(graph, num_rows), given)
+            return steps(_Whole(graph, num_rows), values)
         rows, by_degree = trace.num_edges if of_edges else num_rows, product is not None
-        return perform(in_blocks, graph, size, steps, given, sides, rows,
+        return perform(in_blocks, graph, size, steps, values, sides, rows,
                        of_edges=of_edges, by_degree=by_degree)  # fmt: skip
 
 
 def _product(
     formula: Formula, operands: Sequence[Tensor], reduces: Sequence[str]
 ) -> fx.Node | None:
-    """The product that is all there is of a message, if its reduction is one of outer products."""
+    """The product that a message consists of, if it can be reduced by outer products."""
     if not isinstance(formula, Operand) or tuple(reduces) not in (("sum",), ("mean",)):
         return None
     node = viewed(operands[0].node) if isinstance(operands[0], Network) else None
@@ -312,7 +312,7 @@ def _product(
 
 
 def viewed(node: fx.Node) -> fx.Node:
-    """Return the node that another one is a view of."""
+    """Return the base of a view."""
     while node.target is torch.reshape:
         (node, _) = node.args  # type: ignore[assignment]
     return node
@@ -345,31 +345,31 @@ def _reduced(
     *operands: Tensor,
     reduces: Sequence[str],
 ) -> list[Tensor]:
-    made = _repeated(block, sides, operands)
+    expanded = _repeated(block, sides, operands)
     return list(
-        perform(ops.gspmm, block.graph, formula, made, reduce=list(reduces), edge_order=True)
+        perform(ops.gspmm, block.graph, formula, expanded, reduce=list(reduces), edge_order=True)
     )
 
 
 def _needed(node: fx.Node) -> list[fx.Node]:
-    """What a node is made of, and itself, in order."""
-    found, pending = {node}, [node]
+    """The ancestors of a node, and itself, in order."""
+    ancestors, pending = {node}, [node]
     for one in pending:  # as it grows
-        more = [given for given in one.all_input_nodes if given not in found]
-        found.update(more)
+        more = [source for source in one.all_input_nodes if source not in ancestors]
+        ancestors.update(more)
         pending += more
-    return [one for one in node.graph.nodes if one in found]
+    return [one for one in node.graph.nodes if one in ancestors]
 
 
 def _inputs(node: fx.Node) -> list[fx.Node]:
-    """The tensors that a node is made of."""
+    """The placeholders among the ancestors of a node."""
     return [one for one in _needed(node) if _TENSOR in one.meta]
 
 
 def _bytes(
     tensors: Sequence[fx.Node], product: fx.Node | None, num_rows: int, num_edges: int
 ) -> int:
-    """About as many bytes as a network makes of an edge: what it reads, and a row a matrix."""
+    """Approximate bytes of intermediate results per edge: inputs, and a row per matrix."""
     numbers = 0
     weight = None if product is None else product.args[2]
     for node in tensors:
@@ -378,6 +378,6 @@ def _bytes(
             numbers += 2 * t.shape[1:].numel()
         elif t.dim() > 1 and node is not weight:
             numbers += 3 * t.size(0)
-    if isinstance(weight, fx.Node):  # an outer product a target
+    if isinstance(weight, fx.Node):  # an outer product per target
         numbers += 3 * weight.meta[_TENSOR].numel() * num_rows // max(num_edges, 1) // _OUTPUTS
     return numbers * max(int(node.meta[_TENSOR].itemsize) for node in tensors)

@@ -1,16 +1,15 @@
-"""What is replaced of PyG: the one file that uses its private names.
+"""The replaced functions of PyG: the only file that uses its private names.
 
-A function of PyG that is accelerated remains the same object wherever it is held: what changes is
-its ``__code__``, which hands the arguments to a hook, and :func:`uninstall` puts it back. So
-functions can be pickled and compared, names that others replace meanwhile are theirs, and
-whoever imported a function before reaches the hook as well. These functions are:
+An accelerated function of PyG remains the same object: only its ``__code__`` changes, which passes
+the arguments to a hook, and :func:`uninstall` restores it. So functions can be pickled and
+compared, names that others replace meanwhile are not touched, and earlier imports of a function
+reach the hook as well. These functions are:
 
-* ``propagate`` and ``edge_updater`` that PyG renders for every subclass of MessagePassing when the
-  first instance of it is made, and the method of MessagePassing that renders them, for classes
-  still to come.
-* ``MessagePassing._collect``, which only the reference ``propagate`` calls: explainers and feature
-  decomposition run that one instead. It only adds a row to the report.
-* ``Aggregation.__call__``, where messages meet their reduction.
+* ``propagate`` and ``edge_updater``, which PyG renders for a subclass of MessagePassing with its
+  first instance, and the method of MessagePassing that renders them, for later classes.
+* ``MessagePassing._collect``, which only the reference ``propagate`` of explainers and feature
+  decomposition calls: the hook adds a row to the report.
+* ``Aggregation.__call__``, which reduces messages.
 * functions that derive an edge_index from another at every call (``gcn_norm``, self-loops, masks):
   see :mod:`pyg_accel.graph.memo`.
 * ``softmax`` over target nodes, ``spmm``, and ``scatter`` of extremes on a GPU.
@@ -22,8 +21,8 @@ whoever imported a function before reaches the hook as well. These functions are
 * ``to_csc``, by which samplers sort edges by target.
 * ``collate``, which puts graphs into a batch.
 
-Methods are added: ``MessagePassing._call_impl``, by which torch runs the forward of a layer and its
-hooks, for only inside of it results are remembered; and the one that compilers ask.
+Added methods are ``MessagePassing._call_impl``, by which torch runs the forward of a layer and its
+hooks, as results are stored only inside of it; and a method for compilers.
 """
 
 import functools
@@ -51,11 +50,11 @@ __all__ = [
     "uninstall",
 ]  # fmt: skip
 
-_ORIGINAL = "__original_fn"  # torch.jit.script_if_tracing's name for what a wrapper stands for
+_ORIGINAL = "__original_fn"  # attribute of wrappers by torch.jit.script_if_tracing
 _SCRIPTED = "__script_if_tracing_wrapper"
 _WRAPPED = "__wrapped__"
 _RENDERED = {"propagate": "_jinja_propagate", "edge_updater": "_jinja_edge_updater"}
-# What renders them, by its names in PyG 2.8 and 2.9; without it all classes share the reference.
+# The methods that render them in PyG 2.8 and 2.9; without one, all classes share the reference.
 _RENDERS = next((n for n in ("_set_jittable_templates", "_set_templates")
                  if hasattr(MessagePassing, n)), "")  # fmt: skip
 _HOMES = ("torch.", "torch_geometric.", "torch_sparse.")
@@ -80,7 +79,7 @@ _HOOKED = {  # the hook of each function, by where PyG and torch_sparse define o
     "torch_geometric.data.collate.collate": "collate",
     "torch_geometric.sampler.utils.to_csc": "to_csc",
 }
-# The hook of each method, and whether it is asked inside of a layer's call that is PyG's.
+# The hook of each method, and whether it also runs inside of calls that are left to PyG.
 _METHODS: tuple[tuple[type, str, str, bool], ...] = (
     *(
         ((MessagePassing, _RENDERS, "render", True), (MessagePassing, "_collect", "bypassed", True))
@@ -97,14 +96,13 @@ _METHODS: tuple[tuple[type, str, str, bool], ...] = (
     (LinkLoader, "__init__", "load", True),
 )
 
-# The methods that classes get, and their hooks.
+# Added methods, and their hooks.
 _ADDED: tuple[tuple[type, str, str], ...] = (
     (MessagePassing, "_call_impl", "layer"),
     (MessagePassing, "_pyg_accel_read", "dynamo_entry"),
 )
 
-# What the accelerated side provides, by name. Every function gets the original first, except for
-# those that become methods.
+# Hooks by name. Each takes the original function first, except for added methods.
 Hooks = Mapping[str, Callable[..., Any]]
 
 _lock = threading.RLock()
@@ -112,7 +110,7 @@ _log = logging.getLogger("pyg_accel")
 
 
 class _Replaced(NamedTuple):
-    """What a function was, and what it has while it hands its arguments to a hook."""
+    """A replaced function: the original, and its replaced attributes."""
 
     original: Any
     attributes: dict[str, Any]
@@ -122,7 +120,7 @@ class _Replaced(NamedTuple):
     kwdefaults: dict[str, Any]
 
     def is_of(self, function: Any, hook: Callable[..., Any], *, always: bool) -> bool:
-        """Return whether a function is as it was before, and gets the same hook."""
+        """Return whether a function has not changed since, and gets the same hook."""
         original, code, was = self.original, function.__code__, (self.hook, self.always)
         return (
             (code is original.__code__ and was == (hook, always))
@@ -132,7 +130,7 @@ class _Replaced(NamedTuple):
         )
 
     def put_back(self, function: Any) -> None:
-        """Give a function what it had, unless its code is no longer ours."""
+        """Restore a function, unless others have replaced its code."""
         if function.__code__ is self.code:
             function.__code__ = self.original.__code__
             function.__kwdefaults__ = self.original.__kwdefaults__
@@ -142,7 +140,7 @@ class _Replaced(NamedTuple):
             vars(function).update(self.attributes)
 
 
-# By functions, also while nothing is installed: programs compare what functions have.
+# By function, also while nothing is installed, as programs compare attributes of functions.
 _replaced: "weakref.WeakKeyDictionary[Any, _Replaced]" = weakref.WeakKeyDictionary()
 _hooks: Hooks = {}
 # Every layer calls is_sparse(). While hooks are installed it has another code object, equal to its
@@ -152,16 +150,15 @@ _handed_over: list[Any] = []
 
 
 def installed() -> bool:
-    """Return whether anything of PyG is replaced at the moment."""
+    """Return whether functions of PyG are replaced now."""
     return bool(_handed_over)
 
 
 def install(hooks: Hooks) -> None:
-    """Change what the docstring of this module lists; does nothing the second time.
+    """Replace the functions in the docstring of this module; a second call does nothing.
 
     Args:
-        hooks: all of those that :mod:`pyg_accel.patching.api` lists, and those of a distributed
-            model if there is one.
+        hooks: the hooks in :mod:`pyg_accel.patching.api`, and those of a distributed model.
     """
     global _hooks
     with _lock:
@@ -186,7 +183,7 @@ def install(hooks: Hooks) -> None:
 
 
 def uninstall() -> None:
-    """Put back what is still ours."""
+    """Restore all functions that others have not replaced."""
     with _lock:
         while _handed_over:
             function = _handed_over.pop()
@@ -205,27 +202,26 @@ def _render(original: Any, self: MessagePassing, raise_on_error: bool = False) -
 
 
 def _is_stock(function: Any) -> bool:
-    """Whether a function is not what someone else put in its place."""
+    """Whether a function is PyG's own."""
     return isinstance(function, FunctionType) and function.__module__.startswith(_HOMES)
 
 
 def _hand_over(function: Any, hook: Callable[..., Any], *, always: bool = False) -> None:
-    """Let a function hand what it was, and its arguments, to a hook.
+    """Let a function pass its original and its arguments to a hook.
 
-    Inside of a layer's call that is PyG's own it runs as it was, unless ``always``.
+    Inside of calls that are left to PyG the original runs, unless ``always``.
 
-    TorchScript and Dynamo read the original's source through the attributes that
-    torch.jit.script_if_tracing leaves. Dynamo, which counts recompilations by code, finds code of
-    its own for each function.
+    TorchScript and Dynamo find the source of the original by the attributes of
+    torch.jit.script_if_tracing. Dynamo counts recompilations by code, so each function has its own.
     """
     if _ORIGINAL in vars(function):
         return
-    known = _replaced.get(function)
-    if known is None or not known.is_of(function, hook, always=always):
-        known = _replaced[function] = _replacement(function, hook, always=always)
-    function.__kwdefaults__ = known.kwdefaults
-    vars(function).update({_WRAPPED: known.original, _ORIGINAL: known.original, _SCRIPTED: True})
-    function.__code__ = known.code
+    entry = _replaced.get(function)
+    if entry is None or not entry.is_of(function, hook, always=always):
+        entry = _replaced[function] = _replacement(function, hook, always=always)
+    function.__kwdefaults__ = entry.kwdefaults
+    vars(function).update({_WRAPPED: entry.original, _ORIGINAL: entry.original, _SCRIPTED: True})
+    function.__code__ = entry.code
     _spec_cache.pop(function, None)  # Dynamo remembers parameters by function, not by code
     _handed_over.append(function)
 
@@ -241,14 +237,14 @@ def _replacement(function: Any, hook: Callable[..., Any], *, always: bool) -> _R
     vars(original).update(attributes)
     original.__kwdefaults__ = function.__kwdefaults__
     code = _code_for(function, always=always)
-    given = {"_original": original, "_hook": hook, "_running": running,
+    hooks = {"_original": original, "_hook": hook, "_running": running,
              "_compiles": is_dynamo_compiling}  # fmt: skip
-    kwdefaults = {**(function.__kwdefaults__ or {}), **given}
+    kwdefaults = {**(function.__kwdefaults__ or {}), **hooks}
     return _Replaced(original, attributes, hook, always, code, kwdefaults)
 
 
-# The code that functions get. It has the globals and the closure of theirs: all that it reads are
-# arguments; the variables of the closure are named because Python and Dynamo expect them.
+# The replacing code. It keeps globals and closure of a function, but only reads arguments; it names
+# the variables of the closure because Python and Dynamo expect them.
 _HANDS_OVER = """
 def with_closure({closure}):
     def hands_over(*args, _original, _hook, _running, _compiles, **kwargs):
@@ -264,9 +260,9 @@ _IF_STOCK = """if not _compiles() and _running.stock:
 def _code_for(function: FunctionType, *, always: bool) -> CodeType:
     names = function.__code__.co_freevars
     text = _HANDS_OVER.format(closure=", ".join(names), stock="" if always else _IF_STOCK)
-    made: dict[str, Any] = {}
-    exec(compile(text, f"<pyg_accel: {function.__qualname__}>", "exec"), made)
-    code: CodeType = made["with_closure"](*names).__code__.replace(co_name=function.__name__)
+    namespace: dict[str, Any] = {}
+    exec(compile(text, f"<pyg_accel: {function.__qualname__}>", "exec"), namespace)
+    code: CodeType = namespace["with_closure"](*names).__code__.replace(co_name=function.__name__)
     assert code.co_freevars == names
     return code
 
@@ -279,28 +275,28 @@ def _subclasses(cls: type) -> Iterator[type]:
 
 
 def _hand_over_class(cls: type) -> None:
-    own = vars(cls)
+    methods = vars(cls)
     for name, rendered in _RENDERED.items():
         bypass = f"_orig_{name}"
-        if rendered not in own or bypass not in own:
+        if rendered not in methods or bypass not in methods:
             continue
-        if own[rendered] is own[bypass] or own.get(name) is not own[rendered]:
-            continue  # written by the user: not ours to change
-        _hand_over(own[rendered], _hooks["call"])
+        if methods[rendered] is methods[bypass] or methods.get(name) is not methods[rendered]:
+            continue  # written by the user
+        _hand_over(methods[rendered], _hooks["call"])
 
 
 def template(module: MessagePassing, name: str) -> Callable[..., Any]:
-    """Return the rendered ``propagate`` or ``edge_updater`` as it was before."""
-    found: Callable[..., Any] = getattr(getattr(module, name), _ORIGINAL)
-    return found
+    """Return the original rendered ``propagate`` or ``edge_updater``."""
+    original: Callable[..., Any] = getattr(getattr(module, name), _ORIGINAL)
+    return original
 
 
 def is_rendered(method: Any) -> bool:
-    """Return whether a method, as PyG sets it on instances, is one that it rendered."""
+    """Return whether a method that PyG sets on instances is a rendered one."""
     return _ORIGINAL in vars(getattr(method, "__func__", method))
 
 
-# What PyG says of a class that it cannot render, and what there is to change.
+# Errors of PyG for classes that it cannot render, and advice.
 _ADVICE = {
     "Found inconsistent types": "annotate arguments as PyG does: `index: Tensor, ptr: OptTensor, "
     "size_i: Optional[int], dim_size: Optional[int]`",
@@ -313,10 +309,10 @@ _not_rendered: "weakref.WeakKeyDictionary[type, str]" = weakref.WeakKeyDictionar
 
 
 def rendering_reason(module: MessagePassing) -> str:
-    """Return why PyG rendered no ``propagate`` for a layer, and what to change; empty if it did.
+    """Return why PyG rendered no ``propagate`` for a layer, and advice; empty if it did.
 
-    Rendering reads a user's class, so it may raise anything. PyG drops what it raised when the
-    first instance was made; here it is logged with its traceback, once for each class.
+    Rendering reads the class of a user, so it may raise anything. PyG drops the exception; here it
+    is logged with its traceback, once per class.
     """
     cls: Any = type(module)
     if not _RENDERS or cls._jinja_propagate is not cls._orig_propagate:

@@ -1,7 +1,7 @@
-"""The programs of layers and of their classes, and which of them a call fits.
+"""The programs of layers and of their classes.
 
-A call whose arguments, modes and guard fit a program runs it, and none of the layer's code. Layers
-of a class share programs where code reads equal values of them.
+A call runs the program that fits its arguments, modes and guard, in place of the code of the layer.
+Layers of a class share programs if the code reads equal values from them.
 """
 
 import weakref
@@ -22,28 +22,28 @@ from pyg_accel.runtime.module_state import PROGRAMS
 from pyg_accel.runtime.report import Row, row_of
 
 __all__ = [
-    "FAILURES", "OfClass", "Programs", "Sizes", "adopt", "forget", "is_users",
-    "matching", "overwrites", "own", "programs_of", "why",
+    "FAILURES", "OfClass", "Programs", "Sizes", "adopt", "find", "forget", "is_users",
+    "matching", "overwrites", "programs_of", "why",
 ]  # fmt: skip
 
 _MOST = 8  # programs of one layer
 _OF_CLASS = 64  # programs of a class
-FAILURES = 16  # kinds of calls of a class whose record came to nothing
-_WAITS = (2, 64)  # calls until a kind that came to nothing is tried again, and their growth
-_WASTED = 32  # programs of a class, one after the other, that were never used
+FAILURES = 16  # kinds of calls of a class with failed records
+_WAITS = (2, 64)  # calls until a failed kind is recorded again, and their growth
+_WASTED = 32  # consecutive unused programs of a class
 
 
 class Sizes(NamedTuple):
-    """From which size on calls are made by a program.
+    """The least sizes of calls by a program.
 
     Attributes:
         graph: place of the edge_index among the tensors of a call.
-        gradient: gradients are recorded.
-        fewest: edges from which on the program is faster than PyG's own path.
-        fewest_new: the same on a graph that was not seen before.
+        gradient: whether gradients are recorded.
+        fewest: least edges for which the program is faster than PyG's own path.
+        fewest_new: the same for a new graph.
         row: of the report.
-        row_few: the same for calls on fewer edges.
-        row_new: the same for calls on a new graph of fewer.
+        row_few: row for calls on fewer edges.
+        row_new: row for calls on a new graph with fewer edges.
     """
 
     graph: int
@@ -55,20 +55,20 @@ class Sizes(NamedTuple):
     row_new: Row
 
     def of_any_size(self, formulas: str) -> "Sizes":
-        """Return the same for a program of other formulas that makes all calls."""
+        """Return sizes without limits, for a program of other formulas."""
         row = row_of(self.row.layer, formulas, self.row.backend, "")
         return self._replace(fewest=0, fewest_new=0, row=row)
 
 
 class OfClass:
-    """What was recorded of the calls of all layers of a class.
+    """The programs of all layers of a class.
 
     Attributes:
-        programs: by what code reads and by what it read of the layer, the latest first.
-        failures: why records came to nothing, by kinds of calls; how many calls are left until the
-            next record, and were in between.
-        reason: why the last of them did.
-        version: changes whenever there is a new program.
+        programs: by the names that code reads and by their values, the latest first.
+        failures: by kind of call, the reason of a failed record, the calls until the next record,
+            and the last number of these.
+        reason: of the last failure.
+        version: changes with every new program.
     """
 
     def __init__(self) -> None:
@@ -77,10 +77,10 @@ class OfClass:
         self.reason = ""
         self.version = 0
         self._recent: OrderedDict[State, tuple[Reads, Any]] = OrderedDict()
-        self._wasted: list[State] = []  # the last programs, since one was used
+        self._wasted: list[State] = []  # the last programs, since the last used one
 
     def add(self, program: LayerProgram, instead: LayerProgram | None) -> None:
-        """Add a program, in place of another one if there is one."""
+        """Add a program, possibly in place of another one."""
         self.version += 1
         used = any(state.used for state in self._wasted)
         self._wasted = [program.state] if used else [*self._wasted, program.state]
@@ -104,7 +104,7 @@ class OfClass:
             kinds[key] = left
 
     def fail(self, kind: Any, reason: str, *, again: bool = False) -> None:
-        """Note that a record came to nothing; soon it is tried again if it may succeed later."""
+        """Note a failed record, which is repeated soon if it may succeed ``again``."""
         grows = _WAITS[not again]
         waits = self.failures.get(kind, ("", 0, 0))[2] * grows or grows // 2
         self.reason, self.failures[kind] = reason, (reason, waits - 1, waits)
@@ -126,32 +126,29 @@ class OfClass:
 
 
 class Programs:
-    """Of the calls of one layer, or of its propagate.
-
-    A subclass transforms programs: they do the same in another way.
+    """The programs of one layer, or of its propagate; subclasses transform programs.
 
     Args:
         layer: the layer.
-        of_class: what all layers of its class share.
+        of_class: programs of its class.
 
     Attributes:
         programs: the latest first.
-        overwrites: code of the layer may change what its messages read in place afterwards; so it
-            is until a record of a whole call has shown that it does not.
-        looked: version of the class when none of its programs served, and none could be recorded.
+        overwrites: whether code of the layer may change inputs of its messages in place; True
+            until a record of a whole call shows the contrary.
+        looked: version of the class when no program fitted, and none could be recorded.
         switched: changes of patch() at which the layer was accelerated.
-        seen: graphs of fewer edges than new ones have to have.
-        drift: by which factor sizes may differ from those for which a program was transformed; 0
-            for any.
+        history: graphs with fewer edges than new ones need.
+        drift: largest factor between sizes of a call and of a transformed program; 0 for any.
     """
 
-    __slots__ = ("layer", "looked", "of_class", "overwrites", "programs", "seen", "switched")
+    __slots__ = ("history", "layer", "looked", "of_class", "overwrites", "programs", "switched")
     drift = 0
 
     def __init__(self, layer: Module, of_class: OfClass) -> None:
         self.layer, self.of_class = layer, of_class
         self.programs: list[LayerProgram] = []
-        self.overwrites, self.looked, self.switched, self.seen = True, -1, -1, GraphHistory()
+        self.overwrites, self.looked, self.switched, self.history = True, -1, -1, GraphHistory()
 
     def refusal(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """Return why a call is not transformed; empty if it is."""
@@ -164,7 +161,7 @@ class Programs:
 
         Args:
             program: as recorded; None if there is none.
-            kind: of the call, by which is noted why there is none.
+            kind: of the call, to note a failure.
             leaves: the tensors among the arguments of the call.
         """
         return program
@@ -188,9 +185,9 @@ class Programs:
 
 
 class Owned(dict[str, Any]):
-    """The programs of a layer or a class, in an attribute of it: they live as long as it does.
+    """The programs of a layer or a class, stored in an attribute of it.
 
-    Copies of the layer, also those by pickle, get an empty dictionary in place of it.
+    Copies of the layer, and its pickles, get an empty dictionary instead.
     """
 
     __slots__ = ()
@@ -208,16 +205,16 @@ _owners: "weakref.WeakSet[Any]" = weakref.WeakSet()  # layers and classes with p
 def forget() -> None:
     """Drop all programs."""
     while _owners:
-        with suppress(KeyError):  # another thread may have been faster, or the owner has died
+        with suppress(KeyError):  # removed by another thread, or a dead owner
             owner = _owners.pop()
             if type(vars(owner).get(PROGRAMS)) is Owned:
                 delattr(owner, PROGRAMS)
 
 
-def own(layer: Module, name: Any) -> Programs | None:
-    """Return the programs of a layer that are still those of its class; None if there are none."""
-    known = vars(layer).get(PROGRAMS)
-    programs = None if known is None else known.get(name)
+def find(layer: Module, name: Any) -> Programs | None:
+    """Return the programs of a layer; None if there are none."""
+    owned = vars(layer).get(PROGRAMS)
+    programs = None if owned is None else owned.get(name)
     if programs is None or programs.layer is not layer:
         return None  # a copy that shares the attributes
     return programs  # type: ignore[no-any-return]
@@ -225,7 +222,7 @@ def own(layer: Module, name: Any) -> Programs | None:
 
 def programs_of(layer: Module, name: Any) -> Programs:
     """Return the programs of a layer, new ones if there are none."""
-    programs, cls = own(layer, name), type(layer)
+    programs, cls = find(layer, name), type(layer)
     of_class: Any = vars(cls).get(PROGRAMS)
     if type(of_class) is not Owned:
         of_class = Owned()
@@ -233,36 +230,36 @@ def programs_of(layer: Module, name: Any) -> Programs:
         _owners.add(cls)
     kinds = of_class.setdefault(name, OfClass())
     if programs is None or programs.of_class is not kinds:
-        known = vars(layer).get(PROGRAMS)
-        if type(known) is not Owned or any(p.layer is not layer for p in known.values()):
-            known = vars(layer)[PROGRAMS] = Owned()
+        owned = vars(layer).get(PROGRAMS)
+        if type(owned) is not Owned or any(p.layer is not layer for p in owned.values()):
+            owned = vars(layer)[PROGRAMS] = Owned()
             _owners.add(layer)
-        programs = known[name] = Programs(layer, kinds)
+        programs = owned[name] = Programs(layer, kinds)
     return programs
 
 
 def why(layer: Module, name: Any) -> str:
-    """Return why the last call of a layer that was recorded came to no program.
+    """Return why the last record of a layer failed.
 
     Args:
         layer: the layer.
         name: ``"call"`` of the whole layer, ``"propagate"`` or ``"edge_updater"``.
     """
-    programs = own(layer, name)
+    programs = find(layer, name)
     return "" if programs is None else programs.of_class.reason
 
 
 def overwrites(layer: Module) -> bool:
-    """Return whether what a message of a layer reads may be changed before its gradient is made."""
+    """Return whether inputs of messages may change in place before their gradient."""
     recorder = running_recorder.recorder
     if recorder is not None and recorder.whole:
         return True
-    programs = own(layer, "call")
+    programs = find(layer, "call")
     return is_users(layer) and (programs is None or programs.overwrites)
 
 
 def is_users(layer: Module) -> bool:
-    """Return whether a layer is of user code: not of torch, PyG or this package."""
+    """Return whether the class of a layer is not from torch, PyG or this package."""
     return not is_library(module_of(type(layer)))
 
 
@@ -274,10 +271,9 @@ def adopt(
     kwargs: dict[str, Any],
     now: tuple[Any, ...],
 ) -> bool:
-    """Give a layer a program for a call that it has not made, or not with what it has now.
+    """Add a program from the class to a layer, if one fits a call; return whether it did.
 
-    It was recorded for another layer of the class, or for this one with equal values; False if
-    there is none.
+    It was recorded for another layer of the class, or for earlier values of this one.
     """
     if programs is None:
         of_class = vars(type(layer)).get(PROGRAMS)
@@ -295,7 +291,7 @@ def adopt(
 
 
 def matching(programs: Programs, now: tuple[Any, ...]) -> Iterator[LayerProgram]:
-    """Yield programs of a context whose guards hold: of a class, and of the layer alone."""
+    """Yield the programs of a context with valid guards, from the layer and its class."""
     for program in programs.programs:
         if not program.guard.shareable and program.context == now and program.guard.holds():
             yield program

@@ -75,25 +75,25 @@ def call(
         reason = RECORDED if torch_records() else "Dynamo runs the call"
         record(type(self).__name__, "", "PyG", reason, 0.0)
         return original(self, edge_index, *args, **kwargs)
-    given = gate.Call(original, self, (edge_index, *args), kwargs)
+    original_call = gate.Call(original, self, (edge_index, *args), kwargs)
     if running_recorder.recorder is not None:
-        return _inside(given, running_recorder.recorder)
-    call, name = given, original.__name__
+        return _inside(original_call, running_recorder.recorder)
+    call, name = original_call, original.__name__
     if not is_edge_index(edge_index) or args:
         refuse_training(self)
-        if reasons := _reasons(given) or ["arguments without names"] * bool(args):
-            return gate.leave(given, reasons)
+        if reasons := _reasons(original_call) or ["arguments without names"] * bool(args):
+            return gate.leave(original_call, reasons)
         if is_sparse_matrix(edge_index) and self.fuse and name == "propagate":
-            return _multiplied(given)
+            return _multiplied(original_call)
         try:
-            call = with_edges(given)
+            call = with_edges(original_call)
         except Unrecognised as reason:
-            return gate.leave(given, [str(reason)])
-    stock = original if call is given else lambda *_, **__: given.stock()
+            return gate.leave(original_call, [str(reason)])
+    stock = original if call is original_call else lambda *_, **__: original_call.stock()
     forward = returns_none(self)
     key: Any = name
     if forward is not None and is_library_file(forward.co_filename):
-        key = name, forward  # it clears what the message puts aside, which programs do not leave
+        key = name, forward  # it clears stored messages, which programs do not store
     else:
         forward = None
     out = gate.by_program(self, key, stock, call.args, call.kwargs)
@@ -107,9 +107,9 @@ def call(
         )  # fmt: skip
     except recording.Refused as refused:
         reasons = [str(refused) or "saved-tensor hooks are active"]
-    if saved_tensors_are_hooked():  # by a program if there is one now
+    if saved_tensors_are_hooked():  # a program may exist now
         out = gate.by_program(self, key, stock, call.args, call.kwargs)
-    return gate.leave(given, reasons) if out is gate.NOTHING else out
+    return gate.leave(original_call, reasons) if out is gate.NOTHING else out
 
 
 def _inside(call: gate.Call, recorder: Recorder) -> Any:
@@ -125,7 +125,7 @@ def _inside(call: gate.Call, recorder: Recorder) -> Any:
 
 
 def _entered(call: gate.Call, forward: CodeType | None, *, alone: bool = False) -> Any:
-    """Make a call that is recorded, alone or as a part of the ``forward`` that clears weights."""
+    """Make a recorded call, alone or inside of a ``forward`` that clears weights."""
     assert isinstance(call.owner, MessagePassing)
     width = row_bytes(call.kwargs, call.owner.node_dim)
     ours = partial(_attempt, forward=forward, alone=alone)
@@ -133,7 +133,7 @@ def _entered(call: gate.Call, forward: CodeType | None, *, alone: bool = False) 
 
 
 def _multiplied(call: gate.Call) -> Any:
-    """Make a call of a layer that multiplies with a sparse matrix."""
+    """Make a call of a layer with a product with a sparse matrix."""
     adj, owner = call.args[0], call.owner
     width = row_bytes(call.kwargs)
     reasons = []
@@ -144,7 +144,7 @@ def _multiplied(call: gate.Call) -> Any:
 
 
 def _reasons(call: gate.Call) -> list[str]:
-    """Why a call is PyG's; those that cost least come first."""
+    """The reasons against acceleration, cheap checks first."""
     edge_index, layer = call.args[0], call.owner
     assert isinstance(layer, MessagePassing)
     reasons = data_reasons(edge_index) or call_reasons(layer, edge_index)
@@ -154,18 +154,18 @@ def _reasons(call: gate.Call) -> list[str]:
 def _attempt(
     call: gate.Call, *, forward: CodeType | None, alone: bool
 ) -> tuple[Any, list[Computation]]:
-    """Make a call with lazy messages; its result and formulas."""
+    """Make a call with lazy messages; return its result and formulas."""
     original, self, (edge_index,), kwargs = call
     assert isinstance(self, MessagePassing)
     trace = Trace(edge_index, self.flow)
     trace.layer = self
     trace.size = kwargs.get("size")
     trace.copies = torch.is_grad_enabled() and programs.overwrites(self)
-    # Weights are what edge_updater returns.
+    # edge_updater returns weights.
     trace.writes_weights = original.__name__ == "edge_updater" and (alone or forward is None)
     if makes_matrices(getattr(self.message, "__code__", None)):
         trace.watched |= {"linear"}
-    trace.given = lambda: [
+    trace.inputs = lambda: [
         *tensors_in((edge_index, kwargs)), *tensors_of(self), *tensors_outside(self)
     ]  # fmt: skip
     out = None
@@ -189,10 +189,10 @@ def _attempt(
 
 
 def bypassed(original: Callable[..., Any], self: MessagePassing, *args: Any, **kwargs: Any) -> Any:
-    """Stand in for how the reference ``propagate`` gathers its inputs: take a note of the call.
+    """Replace the collection of inputs of the reference ``propagate``: report the call.
 
-    The layer may hold that ``propagate`` since before patch(), so it cannot be caught itself, nor
-    timed; one in n decomposed layers is noted n times.
+    A layer may hold that ``propagate`` since before patch(), so the call itself is not replaced,
+    nor timed; a decomposition into n layers is reported n times.
     """
     if is_active(self) and not torch_records():
         reasons = hook_reasons(self) or [rendering_reason(self) or CALLED_DIRECTLY]
@@ -203,38 +203,38 @@ def bypassed(original: Callable[..., Any], self: MessagePassing, *args: Any, **k
 def softmax(
     function: Callable[..., Any], src: Any, index: Any = None, *args: Any, **kwargs: Any
 ) -> Any:
-    """Stand in for ``torch_geometric.utils.softmax`` where the scores are those of our messages."""
+    """Replace ``torch_geometric.utils.softmax`` for scores that are lazy messages."""
     if torch.compiler.is_dynamo_compiling():
         return function(src, index, *args, **kwargs)
     trace = running.traces[-1] if running.traces else None
     if not isinstance(trace, Trace) or trace.row_of(index) != trace.target:
         return function(src, index, *args, **kwargs)
-    given = dict(zip(("ptr", "num_nodes", "dim"), args, strict=False)) | kwargs
+    options = dict(zip(("ptr", "num_nodes", "dim"), args, strict=False)) | kwargs
     shape = plain_shape(src)
     if (
-        given.get("ptr") is not None
+        options.get("ptr") is not None
         or len(shape) not in (1, 2)
         or shape[0] != trace.num_edges
         or shape[1:].numel() > MAX_MATERIALIZED_WIDTH
-        or given.get("dim", 0) != 0
+        or options.get("dim", 0) != 0
         or not src.dtype.is_floating_point
     ):
         return function(src, index, *args, **kwargs)
-    return trace.softmax(src, given.get("num_nodes") or trace.sizes[trace.target] or 0)
+    return trace.softmax(src, options.get("num_nodes") or trace.sizes[trace.target] or 0)
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _pyg_accel_read(self: MessagePassing) -> str:
-    """A method of layers while anything is patched: see :mod:`.dynamo_guards`."""
+    """Begin a reading; a method of layers while anything is patched, see :mod:`.dynamo_guards`."""
     return dynamo_guards.begin(self, _compile, lazy_reason(self))
 
 
 def _compile(
     self: MessagePassing, name: str, edge_index: Tensor, kwargs: dict[str, Any], *, decided: bool
 ) -> tuple[Tensor, str]:
-    """Make a call while a compiler makes its graph: its result, and what was seen.
+    """Make a call while a compiler makes its graph; return its result and formulas.
 
-    The first pass decides whether it is made. A later one may know sizes that the first did not.
+    The first pass decides whether to make it: a later one may know more about sizes.
     """
     refuse_training(self)
     reasons = [] if decided else call_reasons(self, edge_index)

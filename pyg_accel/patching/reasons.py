@@ -1,4 +1,4 @@
-"""Whether a call is accelerated: what ``patch()`` switched on, and the reasons against a call."""
+"""Whether a call is accelerated: the switch of ``patch()``, and reasons against a call."""
 
 import threading
 import weakref
@@ -32,35 +32,35 @@ from pyg_accel.runtime.hooks import has_hooks, hook_reasons
 from pyg_accel.runtime.module_state import modules_in
 
 __all__ = [
-    "RECORDED", "WATCHED", "call_reasons", "data_reasons", "device_of", "forced", "is_active",
+    "RECORDED", "WATCHED", "call_reasons", "data_reasons", "device_of", "is_active",
     "is_watched", "layer_reasons", "lazy_reason", "row_bytes", "subclass_reasons", "switch",
-    "switches", "takes_part", "torch_records", "transform_reasons",
+    "switches", "takes_part", "torch_records", "transform_reasons", "unconditional",
 ]  # fmt: skip
 
 
-class _Forced(threading.local):
-    """Whether calls of this thread are accelerated whatever is patched, and whatever their size."""
+class _Unconditional(threading.local):
+    """Whether this thread accelerates all calls, patched or not, of any size."""
 
     on: bool = False
 
 
 class Switches:
-    """How often a call of patch() has begun or ended."""
+    """Counts the begins and ends of calls of patch()."""
 
     changes = 0
 
 
-# How many calls of patch() are in force: without a model, and with one. Dynamo reads numbers.
+# Calls of patch() in force, without a model and with one; numbers, as Dynamo can guard these.
 _everywhere, _models = 0, 0
 switches = Switches()
 marked: "weakref.WeakKeyDictionary[torch.nn.Module, int]" = weakref.WeakKeyDictionary()
-forced = _Forced()
+unconditional = _Unconditional()
 RECORDED = "torch records the calls that are made"
 WATCHED = "a hook on the aggregation, or a method of its own"
 _FAKE = _TorchDispatchModeKey.FAKE
-# Others may do anything. Those of a compiler stand for tensors.
+# Known classes of tensors, those of compilers included; others may do anything.
 _TENSORS = {Tensor, torch.nn.Parameter, EdgeIndex, Index, FakeTensor, FunctionalTensor}
-# Methods that may be replaced on an instance, whose calls then run the replacement.
+# Methods that may be replaced on an instance.
 _METHODS = frozenset({
     "forward", "propagate", "message", "aggregate", "update", "message_and_aggregate", "reduce",
     "combine", "edge_update", "edge_updater",
@@ -84,15 +84,15 @@ def switch(modules: Sequence[torch.nn.Module] | None, by: int) -> None:
 
 
 def is_active(module: torch.nn.Module | None = None) -> bool:
-    """Return whether calls are accelerated: all of them, or those of this instance."""
-    if _everywhere > 0 or forced.on:
+    """Return whether all calls are accelerated, or calls of this instance."""
+    if _everywhere > 0 or unconditional.on:
         return True
-    # Dynamo reads numbers, and of torch 2.11 no weak dictionaries.
+    # Dynamo can read numbers, but in torch 2.11 no weak dictionaries.
     return _models > 0 and module is not None and module in marked
 
 
 def torch_records() -> bool:
-    """Whether the calls now made are those of a compiler or tracer that reads them."""
+    """Whether a compiler or tracer of torch reads the current calls."""
     return torch.compiler.is_compiling() or _is_tracing()
 
 
@@ -102,20 +102,20 @@ def takes_part(module: MessagePassing) -> bool:
 
 
 def call_reasons(module: MessagePassing, edge_index: Any) -> list[str]:
-    """Return why a call is PyG's, before looking at the message and at its size."""
+    """Return the reasons against a call, apart from its message and its size."""
     reasons = layer_reasons(module, edge_index) or transform_reasons()
     return reasons or fast_backend_reasons(device_of(edge_index).type)  # the most expensive check
 
 
 def layer_reasons(module: MessagePassing, edge_index: Any) -> list[str]:
-    """Return those that are the layer's or its graph's: what else there is, all calls share."""
+    """Return the reasons against a layer or its graph."""
     reasons = hook_reasons(module)
     if reason := lazy_reason(module):
         reasons.append(reason)
     if is_watched(module.aggr_module):
         reasons.append(WATCHED)
     elif any(m._backward_hooks or m._backward_pre_hooks for m in modules_in(*module.children())):
-        # Gradients of messages may not exist.
+        # It expects gradients of messages.
         reasons.append("a backward hook inside of the layer")
     if not is_sparse_matrix(edge_index) and (
         not isinstance(edge_index, Tensor)
@@ -128,15 +128,15 @@ def layer_reasons(module: MessagePassing, edge_index: Any) -> list[str]:
 
 
 def lazy_reason(module: MessagePassing) -> str:
-    """Return why the first call of a layer is PyG's whose parameters it makes; else nothing."""
+    """Return the reason against a layer with uninitialised parameters; empty without one."""
     parameters = (p for m in modules_in(module) for p in m._parameters.values() if p is not None)
     return "parameters whose shape this call will tell" if any(map(is_lazy, parameters)) else ""
 
 
 def is_watched(*modules: torch.nn.Module | None) -> bool:
-    """Whether calls of modules, or of what is inside them, must be made because they are observed.
+    """Whether calls of modules or of parts of them are observed.
 
-    That is a hook on one of them or on all there are, or a method that an instance has of its own.
+    By a hook on one of them, by a global hook, or by a method that is set on an instance.
     """
     return bool(_has_any_global_hook()) or any(
         has_hooks(module) or not vars(module).keys().isdisjoint(_METHODS)
@@ -145,7 +145,7 @@ def is_watched(*modules: torch.nn.Module | None) -> bool:
 
 
 def transform_reasons(*, modes: bool = True) -> list[str]:
-    """Return the transforms (and modes) in force that operators of this package do not know."""
+    """Return the active transforms (and modes) that operators of this package do not support."""
     reasons = []
     if torch._C._functorch.peek_interpreter_stack() is not None:
         reasons.append("inside a torch.func transform")
@@ -153,41 +153,42 @@ def transform_reasons(*, modes: bool = True) -> list[str]:
         reasons.append("forward-mode differentiation")
     if modes and (_len_torch_function_stack() or _len_torch_dispatch_stack()):
         stacks = [*_get_current_function_mode_stack(), *_get_current_dispatch_mode_stack()]
-        reasons += [f"inside a mode of torch: {type(m).__name__}" for m in stacks if not _known(m)]
+        others = (type(mode).__name__ for mode in stacks if not _allowed(mode))
+        reasons += [f"inside a mode of torch: {name}" for name in others]
     return reasons
 
 
-def _known(mode: Any) -> bool:
-    """Whether a mode sees in an accelerated call what it would see of PyG's, or is our own."""
+def _allowed(mode: Any) -> bool:
+    """Whether a mode is unaffected by acceleration, or belongs to this package."""
     return isinstance(mode, (DeviceContext, FakeTensorMode)) or any(
         cls.__module__.startswith("pyg_accel.") for cls in type(mode).__mro__
     )
 
 
-def subclass_reasons(given: Any) -> list[str]:
-    """Return the classes of tensors among arguments that may do something else than a tensor."""
-    others = {type(t) for t in tensors_in(given)} - _TENSORS
+def subclass_reasons(arguments: Any) -> list[str]:
+    """Return the reasons against subclasses of tensors among arguments."""
+    others = {type(t) for t in tensors_in(arguments)} - _TENSORS
     return [f"a tensor of the class {cls.__name__}" for cls in others
             if not issubclass(cls, EdgeTensor)]  # fmt: skip
 
 
 def data_reasons(edge_index: Any) -> list[str]:
-    """Return why a call outside of a compiler must not look at its tensors."""
+    """Return the reason against tensors without data, outside of a compiler."""
     fake = isinstance(edge_index, FakeTensor) or _get_dispatch_mode(_FAKE) is not None
     return ["tensors without data"] if fake else []
 
 
 def row_bytes(arguments: Mapping[str, Any], node_dim: int = 0) -> int:
-    """Return the most bytes of features of a node or an edge among the arguments of a call.
+    """Return the largest bytes of features of a node or an edge among arguments.
 
     Args:
         arguments: of the call.
-        node_dim: dimension with the nodes; what has a row per edge may have it as its first.
+        node_dim: dimension of the nodes; edges may be the first dimension instead.
     """
-    given = [v for value in arguments.values()
+    values = [v for value in arguments.values()
              for v in (value if isinstance(value, tuple) else (value,))]  # fmt: skip
-    tensors = [v for v in given if isinstance(v, Tensor)]
-    with torch._C.DisableTorchFunction():  # no part of what a recorded call does
+    tensors = [v for v in values if isinstance(v, Tensor)]
+    with torch._C.DisableTorchFunction():  # not recorded
         return max((v.nbytes // max(_rows(v, node_dim), 1) for v in tensors), default=0)
 
 
@@ -198,6 +199,6 @@ def _rows(t: Tensor, node_dim: int) -> int:
 
 
 def device_of(edge_index: Any) -> torch.device:
-    """Return where a graph is, whatever its class."""
+    """Return the device of a graph of any class."""
     device: Any = getattr(edge_index, "device", "cpu")  # a method of SparseTensor
     return torch.device(device() if callable(device) else device)

@@ -1,8 +1,8 @@
 """Records calls of layers as programs.
 
-The first call of a kind is recorded, for all layers of the class of which its code reads equal
-values; one that differs from a recorded one in sizes alone is recorded once more, with sizes that
-are computed in each call, and serves for all sizes if both records agree in everything else.
+The first call of a kind is recorded, for all layers of the class with equal values. A call that
+differs in sizes only is recorded once more, with sizes that are computed in each call, and replaces
+the first record if both agree in everything else.
 """
 
 import sys
@@ -29,7 +29,7 @@ from pyg_accel.ops.plan import arguments
 from pyg_accel.patching.context import context, kind_of, modes
 from pyg_accel.patching.overrides import is_rendered
 from pyg_accel.patching.programs import Programs, Sizes, is_users, matching, programs_of
-from pyg_accel.patching.reasons import forced, transform_reasons
+from pyg_accel.patching.reasons import transform_reasons, unconditional
 from pyg_accel.patching.running import running
 from pyg_accel.patching.sampling import in_force
 from pyg_accel.patching.verification import verify
@@ -45,51 +45,51 @@ from pyg_accel.runtime.report import record as count
 from pyg_accel.runtime.report import row_of
 from pyg_accel.settings import settings
 
-__all__ = ["Attempt", "Refused", "attempt", "held", "note", "recorded", "verifies"]
+__all__ = ["Attempt", "Refused", "attempt", "note", "recorded", "valid_programs", "verifies"]
 
-# The methods that a call begins with.
+# The first methods of a call.
 _ENTRIES = {
     "call": ("forward",),
     "propagate": ("propagate", "message", "aggregate", "update", "message_and_aggregate"),
     "edge_updater": ("edge_updater", "edge_update"),
 }
-_UNUSED = 4  # programs of a kind of call that other values of the layer have outdated
+_UNUSED = 4  # programs of a kind of call that changes of the layer made useless
 _METHODS = {name for names in _ENTRIES.values() for name in names}
 
 
 @dataclass
 class _TraceNotes:
-    """What was seen of the propagate calls of a call that is being recorded."""
+    """Notes on the propagate calls inside of a recorded call."""
 
     formulas: dict[Computation, None] = field(default_factory=dict)
     backends: dict[str, None] = field(default_factory=dict)
     row_bytes: int = 0
 
     def outer(self) -> list[Computation]:
-        """The formulas, but for attention weights that are computed inside of another."""
+        """The formulas, except for attention weights inside of another formula."""
         inside = {Computation(score=f.score) for f in self.formulas if f.formula is not None}
         return [f for f in self.formulas if f not in inside]
 
     def text(self) -> str:
-        """What the report shows of them."""
+        """The text for the report."""
         return text_of(self.outer())
 
 
 class Refused(Exception):
-    """A call for which there is no program, and whose code has not run; the text is the reason."""
+    """A call cannot be recorded, and its code has not run; the text is the reason."""
 
 
 class Attempt(NamedTuple):
-    """A call that was recorded, if it could be.
+    """A call that ran for a record.
 
     Attributes:
-        out: what it returned.
+        out: its result.
         formulas: for the report; empty if nothing was accelerated.
         backends: for the report.
-        kind: of the call, by which records that came to nothing are noted.
+        kind: of the call, to note a failure.
         before: the state of the layer before the call.
-        program: of the call; None if there is none.
-        alike: the program of calls of other sizes that the program replaces.
+        program: of the call; None after a failed record.
+        alike: the program for other sizes that this one replaces.
     """
 
     out: Any
@@ -102,13 +102,13 @@ class Attempt(NamedTuple):
 
 
 def note(formulas: Iterable[Computation], backends: dict[str, None], row_bytes: int) -> bool:
-    """Take a note of a propagate call of the layer that is being recorded, if one is."""
-    seen = running.seen
-    if seen is not None:
-        seen.formulas |= dict.fromkeys(formulas)
-        seen.backends |= backends
-        seen.row_bytes = max(seen.row_bytes, row_bytes)
-    return seen is not None
+    """Note a propagate call inside of a recorded call; return whether there is one."""
+    notes = running.notes
+    if notes is not None:
+        notes.formulas |= dict.fromkeys(formulas)
+        notes.backends |= backends
+        notes.row_bytes = max(notes.row_bytes, row_bytes)
+    return notes is not None
 
 
 def recorded(
@@ -121,63 +121,63 @@ def recorded(
     transformed: Programs | None = None,
     reasons: Callable[[], list[str]] = list,
 ) -> Any:
-    """Make a call and record it, if it can be; ``stock`` makes it as PyG does.
+    """Make a call and record it if possible; ``stock`` makes it as PyG does.
 
-    Inside of a checkpoint, which counts what a call saves, the result is that of the next call of
-    the program.
+    Inside of a checkpoint, which counts saved tensors, a call of the new program must follow.
 
     Raises:
-        Refused: if it cannot be, and is no call of a whole layer as it is; it was not made.
+        Refused: if the call must be made in another way; it was not made, or its effects were
+            undone.
     """
     if get_eval_frame_callback() is not None:
-        return make(layer, *args, **kwargs)  # after a break of its graph Dynamo sees what runs here
+        return make(layer, *args, **kwargs)  # after a graph break Dynamo compiles this code
     whole, hooked = name == "call" and transformed is None, saved_tensors_are_hooked()
-    known = programs_of(layer, name) if transformed is None else transformed
+    programs = programs_of(layer, name) if transformed is None else transformed
     start = perf_counter()
-    outside = running.transformed, forced.on
+    outside = running.transformed, unconditional.on
     if transformed is not None:
-        running.transformed, forced.on = {}, True
+        running.transformed, unconditional.on = {}, True
     try:
         with saved_tensors_hooks(_same, _same) if hooked else nullcontext():
-            made = attempt(known, layer, name, make, args, kwargs, reasons, again=not hooked)
+            result = attempt(programs, layer, name, make, args, kwargs, reasons, again=not hooked)
     finally:
-        running.transformed, forced.on = outside
-    if isinstance(made, str):
-        known.looked = known.of_class.version
+        running.transformed, unconditional.on = outside
+    if isinstance(result, str):
+        programs.looked = programs.of_class.version
         if not whole:
-            raise Refused(made)
+            raise Refused(result)
         return make(layer, *args, **kwargs)
-    program = known.transformed(made.program, made.kind, tensors_in((args, kwargs)))
+    program = programs.transformed(result.program, result.kind, tensors_in((args, kwargs)))
     if program is None:
-        known.looked = known.of_class.version
-    if verifies() and made.formulas and transformed is None:
-        verify(stock, layer, args, kwargs, made.out, made.before)
+        programs.looked = programs.of_class.version
+    if verifies() and result.formulas and transformed is None:
+        verify(stock, layer, args, kwargs, result.out, result.before)
     if program is not None:
-        known.store(program, made.alike)
+        programs.store(program, result.alike)
         leaves = program.signature.leaves(args, kwargs)
         sizes = program.state.sizes
         graph = leaves[sizes.graph]
         if graph.size(1) < sizes.fewest and not program.writes:  # as it is in later calls
-            made.before.restore()
+            result.before.restore()
             sizes.row_few.add(perf_counter() - start)
             before, running.stock = running.stock, True
             try:
                 return stock(layer, *args, **kwargs)
             finally:
                 running.stock = before
-        known.seen.is_new(graph)  # it is not in the next call
+        programs.history.is_new(graph)  # so that it is not new in the next call
     if hooked:
-        made.before.restore()
-        raise Refused("" if made.program else known.of_class.reason)
-    if program is not None and program is made.program:
+        result.before.restore()
+        raise Refused("" if result.program else programs.of_class.reason)
+    if program is not None and program is result.program:
         program.state.sizes.row.add(perf_counter() - start)
-    elif made.formulas:
-        count(type(layer).__name__, made.formulas, made.backends, "", perf_counter() - start)
-    return made.out
+    elif result.formulas:
+        count(type(layer).__name__, result.formulas, result.backends, "", perf_counter() - start)
+    return result.out
 
 
 def attempt(
-    known: Programs,
+    programs: Programs,
     layer: MessagePassing,
     name: Any,
     make: Callable[..., Any],
@@ -187,42 +187,41 @@ def attempt(
     *,
     again: bool = True,
 ) -> Attempt | str:
-    """Make a call and record it, or return why that is not tried; then the call was not made.
+    """Make a call and record it; return the reason if it was not made.
 
     Args:
-        known: programs of the layer; the caller stores a new one. A reason is noted if there is
-            none.
-        layer: whose call it is.
-        name: as of :func:`why`.
+        programs: of the layer; the caller stores a new one. Failures are noted here.
+        layer: of the call.
+        name: as for :func:`why`.
         make: makes the call of the layer.
         args: of the call.
         kwargs: of the call.
-        reasons: why the call is PyG's, which cost most to find out.
-        again: try what came to nothing before.
+        reasons: returns further, expensive reasons against the call.
+        again: retry failed kinds of calls.
     """
-    failed, now, different = known.of_class.fail, context(), ""
+    failed, now, different = programs.of_class.fail, context(), ""
     kind: Any = None
     try:
         signature = Signature(args, kwargs)
         kind = _structure(layer), signature.key, kind_of(now)
-        if reason := known.of_class.refusal(kind, again=again):
+        if reason := programs.of_class.refusal(kind, again=again):
             return reason
     except NotComparable as error:
         different = str(error)
-    reason = known.refusal(args, kwargs) or _unrecordable(layer, name, args, kwargs)
+    reason = programs.refusal(args, kwargs) or _unrecordable(layer, name, args, kwargs)
     if reason := reason or "; ".join(reasons()) or different:
-        known.of_class.reason = known.of_class.reason or reason
+        programs.of_class.reason = programs.of_class.reason or reason
         return reason
     try:
-        alike = next((p for p in (*held(known, now), *matching(known, now))
+        alike = next((p for p in (*valid_programs(programs, now), *matching(programs, now))
                       if p.signature.is_like(signature)), None)  # fmt: skip
         if alike is not None:
-            signature = Signature(args, kwargs, alike.signature, known.drift)
+            signature = Signature(args, kwargs, alike.signature, programs.drift)
             alike = alike if signature.dynamic or alike.exact else None
         exact, whole = alike is None and is_users(layer), name == "call" and is_users(layer)
         device = next(v.device for v in (*args, *kwargs.values()) if is_edge_index(v))
         saved = ModuleState(modules_in(layer), device)
-        before, running.seen = running.seen, (seen := _TraceNotes())
+        before, running.notes = running.notes, (notes := _TraceNotes())
         outer, arguments.tensors = arguments.tensors, tuple(tensors_in((args, kwargs)))
         try:
             with record_choices() as backends:
@@ -231,37 +230,37 @@ def attempt(
                     kwargs, signature, exact=exact, whole=whole
                 )  # fmt: skip
         finally:
-            running.seen, arguments.tensors = before, outer
+            running.notes, arguments.tensors = before, outer
     except NotComparable as error:
         failed(kind, str(error), again=error.may_change)
         return str(error)
-    known.overwrites = recorder.overwrites or (bool(known.programs) and known.overwrites)
-    made = Attempt(out, seen.text(), "+".join(seen.backends) or "deferred", kind, saved)
+    programs.overwrites = recorder.overwrites or (bool(programs.programs) and programs.overwrites)
+    result = Attempt(out, notes.text(), "+".join(notes.backends) or "deferred", kind, saved)
     reason = recorder.reason
-    if not reason and not seen.formulas:
+    if not reason and not notes.formulas:
         of_layer = "no propagate call that is accelerated"
         reason = of_layer if name == "call" else "no reduction that could be fused"
     differs = alike is not None and not alike.agrees(recorder.graph, recorder.constants)
     if not reason and differs:
-        reason = "what it does depends on sizes"  # which a later call of other sizes may not show
+        reason = "what it does depends on sizes"  # a later call may not depend on them
     if reason or guard is None:
         failed(kind, reason, again=differs or recorder.may_change)
-        return made
+        return result
     state = State(settings.changes)
-    state.overwrites, state.verified = known.overwrites, verifies()
+    state.overwrites, state.verified = programs.overwrites, verifies()
     program = LayerProgram(
-        recorder.graph, guard, signature, now, seen.text(),
-        "+".join(seen.backends | backends) or "deferred", recorder.exact,
+        recorder.graph, guard, signature, now, notes.text(),
+        "+".join(notes.backends | backends) or "deferred", recorder.exact,
         any(tensor.is_cuda for tensor in signature.leaves(args, kwargs)), state,
     )  # fmt: skip
-    state.sizes = _sizes_of(layer, program, signature.leaves(args, kwargs), seen)
-    unused = [p for p in known.programs if p is not alike and p.context == now
+    state.sizes = _sizes_of(layer, program, signature.leaves(args, kwargs), notes)
+    unused = [p for p in programs.programs if p is not alike and p.context == now
               and p.admit(args, kwargs) and not p.state.used]  # fmt: skip
     if len(unused) >= _UNUSED:
         failed(kind, "what its code reads changes between calls", again=True)
-    if known.drift and alike is not None and alike.signature.dynamic:
-        alike = None  # it serves other sizes
-    return made._replace(program=program, alike=alike)
+    if programs.drift and alike is not None and alike.signature.dynamic:
+        alike = None  # it stays for other sizes
+    return result._replace(program=program, alike=alike)
 
 
 def _same(tensor: Tensor) -> Tensor:
@@ -269,17 +268,17 @@ def _same(tensor: Tensor) -> Tensor:
 
 
 def verifies() -> bool:
-    """Return whether calls are verified: an optimised model compares, a sample may differ."""
-    return settings.verify and in_force() is None and not forced.on
+    """Return whether calls are verified: optimised models verify themselves, samples differ."""
+    return settings.verify and in_force() is None and not unconditional.on
 
 
-def held(known: Programs, now: tuple[Any, ...]) -> Iterator[LayerProgram]:
-    """Return the programs of a layer of a context whose guards hold."""
-    return (p for p in known.programs if p.context == now and p.guard.holds())
+def valid_programs(programs: Programs, now: tuple[Any, ...]) -> Iterator[LayerProgram]:
+    """Return the programs of a layer for a context, with valid guards."""
+    return (p for p in programs.programs if p.context == now and p.guard.holds())
 
 
 def _structure(layer: Module) -> tuple[Any, ...]:
-    """Return what layers have in common that probably run the same code."""
+    """Return a key of layers that probably run the same code."""
     return tuple([
         (type(module), *filter(None, map(final, vars(module).copy().values())))
         for module in modules_in(layer)
@@ -289,11 +288,11 @@ def _structure(layer: Module) -> tuple[Any, ...]:
 def _sizes_of(
     layer: Module, program: LayerProgram, leaves: list[Tensor], notes: _TraceNotes
 ) -> Sizes:
-    """Return from which size on a program is faster than PyG's own path."""
+    """Return the least sizes for which a program is faster than PyG's own path."""
     place = next(i for i, leaf in enumerate(leaves) if is_edge_index(leaf))
     name, device = type(layer).__name__, leaves[place].device.type
     work = work_of(notes.outer(), program.derives)
-    gradient, least, least_new = torch.is_grad_enabled(), 0, 0  # samples are of any size
+    gradient, least, least_new = torch.is_grad_enabled(), 0, 0  # no limits for samples
     if in_force() is None:
         least, least_new = (
             fewest_edges(device, work, notes.row_bytes, new=new, gradient=gradient)
@@ -316,13 +315,13 @@ def _unrecordable(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> str:
-    """Return why a call is not recorded, by what is known before; empty if it is."""
+    """Return the reason against recording a call; empty without one."""
     if missing := cpu_unavailable_reasons():
-        return missing[0]  # it compares what programs depend on
-    own = [method for method, value in vars(layer).copy().items() if method in _METHODS
+        return missing[0]  # the library compares guards
+    replaced = [method for method, value in vars(layer).copy().items() if method in _METHODS
            and not is_rendered(value)]  # fmt: skip
-    if own:
-        return f"{', '.join(own)} set on the instance"
+    if replaced:
+        return f"{', '.join(replaced)} set on the instance"
     hooked = modules_in(layer) if name == "call" else ()
     if reasons := hook_reasons(layer) or [r for m in hooked for r in hooks_in(m)]:
         return "; ".join(reasons)

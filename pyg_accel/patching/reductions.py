@@ -1,4 +1,4 @@
-"""PyG's aggregations on lazy messages: all of a call in one pass over the graph."""
+"""PyG's aggregations on lazy messages, in one pass over the graph."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -55,7 +55,7 @@ def aggregate(
     dim: int = -2,
     **kwargs: Any,
 ) -> Tensor:
-    """Stand in for ``Aggregation.__call__``; unknown aggregations run their own code."""
+    """Replace ``Aggregation.__call__``; unknown aggregations run their own code."""
     if type(x) is Tensor and not torch.compiler.is_dynamo_compiling() and running.traces:
         x = _of_edges(self, x, index)
     if not isinstance(x, LazyTensor):
@@ -67,11 +67,11 @@ def aggregate(
         or dim not in (place, place - len(plain_shape(x)))
         or ptr is not None
         or kwargs
-        or dim_size is None  # as many rows as the largest index says
+        or dim_size is None  # the largest index determines the rows
         or reduces is None
     ):
         return original(self, x, index=index, ptr=ptr, dim_size=dim_size, dim=dim, **kwargs)
-    if is_watched(self):  # one that is not the layer's aggr_module
+    if is_watched(self):  # other than the aggr_module of the layer
         raise Unrecognised(WATCHED, permanent=False)
     got = reduce_over_targets(x, list(reduces), dim_size)
 
@@ -86,10 +86,9 @@ def _degree(graph: Graph) -> Tensor:
 
 
 def _of_edges(aggregation: Aggregation, x: Tensor, index: Any) -> Tensor:
-    """Messages that are values of edges alone: lazy where kernels reduce them.
+    """Messages that are values of edges only, as a lazy tensor if kernels can reduce them.
 
-    Those that a message made of nodes' features it has written out already, for which it has a size
-    limit of its own.
+    Messages from features of nodes were materialised already, under a limit on their size.
     """
     trace: Tracer = running.traces[-1]
     if (
@@ -115,7 +114,7 @@ def _is_original(aggregation: Any) -> bool:
 
 
 def reduces_of(aggregation: Any) -> tuple[str, ...] | None:
-    """Return the reductions that an aggregation is made of, each once; None if it is not."""
+    """Return the distinct reductions of an aggregation; None for other aggregations."""
     cls = type(aggregation)
     if cls not in _METHODS or not _is_original(aggregation):
         return None
@@ -126,8 +125,8 @@ def reduces_of(aggregation: Any) -> tuple[str, ...] | None:
     if cls is VarAggregation:
         return None if aggregation.semi_grad else ("mean", "sqsum")
     if cls is DegreeScalerAggregation:
-        known = all(scaler in _SCALERS for scaler in aggregation.scaler)
-        return reduces_of(aggregation.aggr) if known else None
+        supported = all(scaler in _SCALERS for scaler in aggregation.scaler)
+        return reduces_of(aggregation.aggr) if supported else None
     if cls is not MultiAggregation:
         return None
     parts = [reduces_of(member) for member in aggregation.aggrs]
@@ -137,7 +136,7 @@ def reduces_of(aggregation: Any) -> tuple[str, ...] | None:
 
 
 def _fuses(aggregation: MultiAggregation) -> bool:
-    """Whether what PyG runs in place of some of its members was made of the members it has."""
+    """Whether PyG's fused aggregation belongs to the current members."""
     fused, flags = aggregation.fused_aggr, aggregation.is_fused_aggr
     if len(flags) != len(aggregation.aggrs):
         return False
@@ -151,12 +150,12 @@ def _fuses(aggregation: MultiAggregation) -> bool:
 def combine(
     aggregation: Any, got: Mapping[str, Tensor], degree: Callable[[], Tensor], dim: int
 ) -> Tensor:
-    """Return what an aggregation makes of its reductions, as PyG defines it.
+    """Return the result of an aggregation from its reductions, as PyG defines it.
 
     Args:
         aggregation: one with :func:`reduces_of`.
-        got: by the name of the reduction.
-        degree: returns how many edges each target has.
+        got: reduced messages, by the name of the reduction.
+        degree: returns the degrees of targets.
         dim: of the targets.
     """
     if type(aggregation) in _SIMPLE:
@@ -184,7 +183,7 @@ def _along(degree: Tensor, like: Tensor, dim: int) -> Tensor:
 
 
 def _scaled(aggregation: DegreeScalerAggregation, out: Tensor, degree: Tensor) -> list[Tensor]:
-    """Return features times each of the scalers of Principal Neighbourhood Aggregation."""
+    """Return features times each scaler of Principal Neighbourhood Aggregation."""
     by_log, by_degree = aggregation.avg_deg_log, aggregation.avg_deg_lin
     least = degree.clamp(min=1)
     make: dict[str, Callable[[], Tensor]] = {

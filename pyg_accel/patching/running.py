@@ -1,4 +1,4 @@
-"""What runs in this thread: the calls that are traced, and those that are PyG's own."""
+"""The state of running calls in this thread."""
 
 import threading
 from collections.abc import Mapping
@@ -13,10 +13,10 @@ __all__ = ["Unrecognised", "running"]
 
 
 class Unrecognised(Exception):
-    """The message does something that no formula says.
+    """A message that no formula expresses.
 
     Attributes:
-        permanent: the same layer will do it again, so there is no need to try.
+        permanent: whether the layer will always raise it, so that a retry is useless.
     """
 
     def __init__(self, reason: str, *, permanent: bool = True) -> None:
@@ -27,29 +27,29 @@ class Unrecognised(Exception):
 
 
 class _Running(threading.local):
-    """What runs in this thread.
+    """The state of running calls.
 
     Attributes:
-        transformed: the programs of layers of the optimized model that runs, which stand in for
-            the layers' own; none inside of such a layer.
+        transformed: programs of the running optimized model, in place of programs of its layers;
+            empty inside of such a layer.
         static: arguments of that model that are the same tensors in every call.
-        exchange: fetches rows of other processes for the layer that runs; None in one process.
-        traces: the calls being traced, innermost last. The stack of function modes does not tell: a
-            mode is off while it handles a function.
-        products: those in a layer's call with a sparse matrix; None outside.
-        seen: notes of the calls inside of the one that is being recorded.
-        stock: a layer's call is PyG's own for its size, and functions inside run as they were.
+        exchange: fetches rows of other processes for the running layer; None in one process.
+        traces: traced calls, innermost last. Not the stack of function modes, as a mode is off
+            while it handles a function.
+        products: computed in a call with a sparse matrix; None outside.
+        notes: on calls inside of a recorded one.
+        stock: whether PyG's own path runs, without acceleration of inner functions.
     """
 
     transformed: Mapping[Module, Any] = MappingProxyType({})
     static: tuple[Any, ...] = ()
     exchange: Any = None
-    seen: Any = None
+    notes: Any = None
     products: list[Computation] | None = None
     stock = False
 
     def __init__(self) -> None:
-        self.traces: list[Any] = []  # of Trace, which is built on this module
+        self.traces: list[Any] = []  # of Trace, which imports this module
 
 
 running = _Running()

@@ -23,11 +23,11 @@ _in_force: ContextVar[Sampling | None] = ContextVar("pyg_accel_sampled", default
 
 
 class _State:
-    """What a compiled model depends on: Dynamo guards attributes, and cannot read a ContextVar.
+    """The sample as an attribute: Dynamo guards attributes, and cannot read a ContextVar.
 
     Attributes:
-        key: the sample of the block that was entered last; empty outside of all of them.
-        entered: the keys of all blocks that are open, which threads may leave in any order.
+        key: the sample of the last entered block; empty outside of all blocks.
+        entered: the keys of all open blocks, which threads may leave in any order.
     """
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class _State:
             self.key = key
 
     def leave(self, key: str) -> None:
-        """End one."""
+        """End a block."""
         with self._lock:
             self.entered.remove(key)
             self.key = self.entered[-1] if self.entered else ""
@@ -56,20 +56,20 @@ def sampled(width: int = 64, strategy: str = "fastrand", *, rescale: str = "row"
     """Let patched layers sum over at most ``width`` edges of every node inside a ``with`` block.
 
     Sums and means, with or without one weight per edge (and head), go over a sample of the edges
-    that is chosen inside the kernel; other aggregations stay exact, and :func:`report` tells which
-    were what. Graphs are sampled whatever their size. For inference: there are no gradients. Use
-    :func:`calibrate_sampling` to find the width that a model can bear.
+    that is chosen inside the kernel; other aggregations stay exact, and :func:`report` lists both.
+    Graphs of any size are sampled. For inference: there are no gradients. Use
+    :func:`calibrate_sampling` to find a width for a model.
 
     Args:
         width: most edges of a node.
         strategy: ``"bucket"`` or ``"fastrand"``; see :func:`pyg_accel.ops.sampled_spmm`.
-        rescale: what sums are multiplied by, for they lack terms; means need nothing. ``"row"``:
-            all edges / sampled edges of the node. ``"none"``.
+        rescale: factor of sums, which lack terms; means need none. ``"row"``: all edges / sampled
+            edges of the node. ``"none"``.
 
     Raises:
         ValueError: for arguments that do not fit.
-        RuntimeError: if nothing is patched; inside, where a layer is called in training mode or
-            a backward pass goes through one.
+        RuntimeError: if nothing is patched; inside, for a call of a layer in training mode or a
+            backward pass through one.
     """
     if rescale not in ("none", "row"):
         raise ValueError(f"expected 'rescale' to be none or row (got '{rescale}')")
@@ -85,11 +85,11 @@ def sampled(width: int = 64, strategy: str = "fastrand", *, rescale: str = "row"
         state.leave(key)
 
 
-in_force = _in_force.get  # how aggregations are sampled at this point; None if they are not
+in_force = _in_force.get  # returns the current sampling, or None
 
 
 def refuse_training(layer: torch.nn.Module) -> None:
-    """Raise where a layer would learn on a sample that is always the same.
+    """Raise if a layer would train on a sample that is always the same.
 
     Raises:
         RuntimeError: with what to do instead.
@@ -108,23 +108,23 @@ def aggregate(
     operands: Sequence[Tensor],
     reduces: Sequence[str],
 ) -> tuple[list[Tensor], str]:
-    """Reduce messages over their target nodes, over a sample if one is asked for and possible.
+    """Reduce messages over their target nodes, over a sample inside of :func:`sampled`.
 
     Args:
         graph: the graph.
         formula: the message.
         operands: by operand index.
-        reduces: what to compute.
+        reduces: the reductions.
 
     Returns:
-        One tensor a reduction, and what to say of the sampling in the report.
+        One tensor per reduction, and a note on the sample for the report.
     """
     sampling = in_force()
     read = "" if sampling is None else _read_by_sample(formula, operands, reduces)
     if sampling is None or isinstance(read, str):
-        asked: Any = reduces[0] if len(reduces) == 1 else list(reduces)
-        found: Any = perform(ops.gspmm, graph, formula, operands, reduce=asked, edge_order=True)
-        outs: list[Tensor] = [found] if len(reduces) == 1 else list(found)
+        wanted: Any = reduces[0] if len(reduces) == 1 else list(reduces)
+        result: Any = perform(ops.gspmm, graph, formula, operands, reduce=wanted, edge_order=True)
+        outs: list[Tensor] = [result] if len(reduces) == 1 else list(result)
         return outs, f" (exact: {read})" if read else ""
     x, weight, shape = read
     how: dict[str, Any] = {"width": sampling.width, "strategy": sampling.strategy}
@@ -142,9 +142,9 @@ def aggregate(
 def _read_by_sample(
     formula: Formula, operands: Sequence[Tensor], reduces: Sequence[str]
 ) -> tuple[Tensor, Tensor | None, tuple[int, ...]] | str:
-    """Features and weights as the operator wants them, and the shape of a result's row.
+    """Features and weights for the operator, and the shape of a row of the result.
 
-    Or why the reduction is not sampled.
+    Or the reason why the reduction is not sampled.
     """
     if not set(reduces) <= {"sum", "mean"}:
         return "only sums and means are sampled"

@@ -1,4 +1,4 @@
-"""Self-loops of PyG on a CPU by a few calls each, in place of up to twenty operators."""
+"""Self-loops of PyG on a CPU, by a few calls in place of up to twenty operators."""
 
 from collections.abc import Callable
 from functools import lru_cache, wraps
@@ -17,7 +17,7 @@ _functions, _operators = torch._C._len_torch_function_stack, torch._C._len_torch
 
 @lru_cache(maxsize=64)
 def native(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function of PyG that runs natively where it can; others as they are."""
+    """Return the native version of a function of PyG; others unchanged."""
     ours = _NATIVE.get(function.__qualname__)
     if ours is None:
         return function
@@ -31,12 +31,12 @@ def native(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _is_plain(edge_index: Any) -> bool:
-    observed = _functions() or _operators()  # a mode is to see PyG's operators
+    observed = _functions() or _operators()  # a mode must see PyG's operators
     return not observed and is_edge_index(edge_index) and edge_index.dtype == torch.int64
 
 
 def _library(edge_index: Any) -> Any:
-    """The library for an edge_index; None if PyG's operators have to do."""
+    """The library for an edge_index; None if PyG's operators must run."""
     on_cpu = _is_plain(edge_index) and not edge_index.is_cuda
     return library_of(edge_index.device) if on_cpu else None
 
@@ -69,7 +69,7 @@ def _gcn_norm(
     library = _library(edge_index) if plain else None
     if library is None or flow not in ("source_to_target", "target_to_source"):
         return None
-    # In PyG `improved` changes weights that are given, not those of ones.
+    # In PyG `improved` changes weights from arguments, but not weights of one.
     size = maybe_num_nodes(edge_index, num_nodes)
     by_col = flow == "source_to_target"
     try:
@@ -77,7 +77,7 @@ def _gcn_norm(
     except RuntimeError as error:
         if "outside of" not in str(error):
             raise
-        return None  # PyG's operators say which id it is
+        return None  # PyG's operators raise for the id
 
 
 _NATIVE: dict[str, Callable[..., Any]] = {

@@ -1,8 +1,8 @@
-"""Layers that are given a sparse matrix or an EdgeIndex instead of an edge_index.
+"""Layers called with a sparse matrix or an EdgeIndex instead of an edge_index.
 
-A layer with a ``message_and_aggregate`` multiplies with the matrix, by PyG's ``spmm``; that product
-runs on our kernels. Any other layer gets the edges and values of the matrix, as PyG itself would
-take them out of it, and is recorded like one that was given an edge_index.
+A layer with a ``message_and_aggregate`` multiplies with the matrix by PyG's ``spmm``, which runs
+our kernels. Any other layer gets the edges and values of the matrix, as in PyG, and is recorded
+like a call with an edge_index.
 """
 
 from collections.abc import Callable
@@ -37,7 +37,7 @@ _REDUCES = {"sum": "sum", "add": "sum", "mean": "mean", "max": "max", "amax": "m
 
 
 def multiplied(call: gate.Call) -> tuple[Any, list[Computation]]:
-    """Make a call of a layer that multiplies: its result and formulas."""
+    """Make a call of a layer with a product; return its result and formulas."""
     before, running.products = running.products, []
     try:
         return call.stock(), running.products
@@ -46,14 +46,14 @@ def multiplied(call: gate.Call) -> tuple[Any, list[Computation]]:
 
 
 def spmm(function: Callable[..., Any], src: Any, other: Any, reduce: str = "sum") -> Any:
-    """Stand in for ``torch_geometric.utils.spmm`` inside a call with a sparse matrix."""
+    """Replace ``torch_geometric.utils.spmm`` inside a call with a sparse matrix."""
     products = None if torch.compiler.is_dynamo_compiling() else running.products
     out = None if products is None else _product(products, src, other, reduce)
     return function(src, other, reduce) if out is None else out
 
 
 def _product(products: list[Computation], adj: Any, x: Tensor, reduce: str) -> Tensor | None:
-    """Return the product of a matrix with features; None if that is left to PyG."""
+    """Return the product of a matrix and features; None to leave it to PyG."""
     reduce = _REDUCES.get(reduce, "")
     if not reduce or not is_sparse_matrix(adj) or x.layout != torch.strided or x.dim() != 2:
         return None
@@ -61,7 +61,7 @@ def _product(products: list[Computation], adj: Any, x: Tensor, reduce: str) -> T
         return None
     try:
         graph, values = graph_of_matrix(adj), values_of(adj)
-    except (IndexError, ValueError):  # no indices of a matrix, of which PyG makes what it can
+    except (IndexError, ValueError):  # invalid indices are left to PyG
         return None
     if values is not None:
         if values.dim() != 1:
@@ -77,13 +77,12 @@ def _product(products: list[Computation], adj: Any, x: Tensor, reduce: str) -> T
 def with_edges(call: gate.Call) -> gate.Call:
     """Return a call with a plain edge_index in place of a matrix or an EdgeIndex.
 
-    As in PyG's template, values of a matrix become the argument that the message asks for, if it
-    was None.
+    As in PyG's template, values of a matrix become the argument of the message, if it is None.
 
     Raises:
-        Unrecognised: if PyG would not take the graph, or hands it on to the message.
+        Unrecognised: if PyG does not accept the graph, or passes it to the message.
     """
-    module, (graph,), given = call.owner, call.args, dict(call.kwargs)
+    module, (graph,), kwargs = call.owner, call.args, dict(call.kwargs)
     assert isinstance(module, MessagePassing)
     updates = call.original.__name__ == "edge_updater"
     parts: list[Any] = ["edge_update"] if updates else ["message", "aggregate", "update"]
@@ -98,15 +97,15 @@ def with_edges(call: gate.Call) -> gate.Call:
         reasons += tensor_reasons(graph) + ["a CSC matrix"] * (graph.layout == torch.sparse_csc)
     if matrix and module.flow != "source_to_target":
         reasons.append("a sparse matrix in the other flow")
-    if matrix and name and name not in given:
+    if matrix and name and name not in kwargs:
         reasons.append(f"a message that asks for '{name}' and is not given one")
     if reasons:
         raise Unrecognised("; ".join(reasons), permanent=False)
-    if matrix and name and given[name] is None:
+    if matrix and name and kwargs[name] is None:
         values = values_of(graph)
-        given[name] = None if name == "edge_attr" and values is not None and values.dim() == 1 \
+        kwargs[name] = None if name == "edge_attr" and values is not None and values.dim() == 1 \
             else values  # fmt: skip
-    # PyG ignores a given size.
-    given["size"] = (graph.size(1), graph.size(0)) if matrix else (graph.num_rows, graph.num_cols)
+    # PyG ignores a size from the caller.
+    kwargs["size"] = (graph.size(1), graph.size(0)) if matrix else (graph.num_rows, graph.num_cols)
     plain = edges_of_matrix(graph) if matrix else graph.as_tensor()
-    return call._replace(args=(plain,), kwargs=given)
+    return call._replace(args=(plain,), kwargs=kwargs)

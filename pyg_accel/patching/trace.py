@@ -1,4 +1,4 @@
-"""One accelerated call: what it gathers, and the kernels that its formulas run on."""
+"""One accelerated call: the execution of its formulas."""
 
 from collections.abc import Sequence
 from types import ModuleType
@@ -38,7 +38,7 @@ class Trace(Tracer):
     # -- running formulas ------------------------------------------------------------------------
 
     def graph(self, num_rows: int, num_cols: int) -> Graph:
-        """Return the CSR form of the graph, from the cache if it can."""
+        """Return the stored CSR form of the graph."""
         try:
             return perform(graph_of, self.edge_index, num_rows, num_cols, self.target, borrows=True)
         except (IndexError, ValueError) as error:  # PyG's path raises what PyG raises
@@ -47,7 +47,7 @@ class Trace(Tracer):
     def reduce(
         self, lazy: LazyTensor, reduces: Sequence[str], num_rows: int | None = None
     ) -> list[Tensor]:
-        """Reduce the messages over the target nodes; the edge dimension becomes the nodes'."""
+        """Reduce messages over the target nodes, along the edge dimension."""
         if not set(reduces) <= set(lazy.later.commutes_with):
             raise Unrecognised(f"'{'+'.join(reduces)}' of messages that are sums")
         formula, numbers = self.own_numbers(lazy)
@@ -55,10 +55,10 @@ class Trace(Tracer):
             num_rows = self.sizes[self.target] or self.num_targets()
         if any(isinstance(self.operands[n], Network) for n in numbers):
             return reduce_in_blocks(self, lazy, reduces, num_rows)
-        if list(reduces) == ["sum"] and in_force() is None:  # samples are of sums alone
-            known = self.sizes[1 - self.target]
+        if list(reduces) == ["sum"] and in_force() is None:  # sums may be sampled
+            num_cols = self.sizes[1 - self.target]
             where = Where(
-                self.edge_index, self.target, num_rows, num_rows if known is None else known
+                self.edge_index, self.target, num_rows, num_rows if num_cols is None else num_cols
             )
             operands = [self.operands[n] for n in numbers]
             attended = attend(formula, operands, [self.repeated[n] for n in numbers], where)
@@ -71,7 +71,7 @@ class Trace(Tracer):
                 return [lazy.later.apply(out).movedim(0, lazy.edge_dim).contiguous()]
         graph = self.graph_of(num_rows)
         with quiet():
-            operands = self._given(numbers, num_rows)
+            operands = self._expanded(numbers, num_rows)
             paired = with_pairs_as_sources(formula, operands, self.target, num_rows)
             if paired is not None:
                 graph, formula, operands = paired
@@ -85,7 +85,7 @@ class Trace(Tracer):
         return outs
 
     def compute(self, lazy: LazyTensor) -> Tensor:
-        """Write the tensor out: [.., E, ..]."""
+        """Materialise the tensor: [.., E, ..]."""
         if lazy.parts is not None:
             with quiet():
                 pieces = [self.compute(p) if isinstance(p, LazyTensor) else p for p in lazy.parts]
@@ -112,7 +112,7 @@ class Trace(Tracer):
         return operand.index_select(0, self.edge_index[self.end_of(formula.side)])
 
     def dot(self, lazy: LazyTensor) -> Tensor:
-        """Sum over the last dimension: [E, ...] without it, written out."""
+        """Materialise the sum over the last dimension: [E, ...]."""
         formula, numbers = self.own_numbers(lazy)
         graph = self.graph_of(self.num_targets())
         operands = self._operands(numbers, graph.num_rows)
@@ -143,18 +143,18 @@ class Trace(Tracer):
         return self.leaf("e", weights, shape, 0)
 
     def _operands(self, numbers: list[int], num_rows: int) -> list[Tensor]:
-        return [materialize(t) for t in self._given(numbers, num_rows)]
+        return [materialize(t) for t in self._expanded(numbers, num_rows)]
 
-    def _given(self, numbers: list[int], num_rows: int) -> list[Tensor]:
+    def _expanded(self, numbers: list[int], num_rows: int) -> list[Tensor]:
         operands = ((self.operands[n], self.repeated[n]) for n in numbers)
         return [t.expand(num_rows, *t.shape[1:]) if again else t for t, again in operands]
 
     def graph_of(self, num_rows: int) -> Graph:
-        """Return the graph that a message of this many target nodes runs on."""
-        known = self.sizes[self.target]
-        if known is not None and known != num_rows:
+        """Return the graph of messages with a number of target nodes."""
+        expected = self.sizes[self.target]
+        if expected is not None and expected != num_rows:
             raise Unrecognised("a number of target nodes that is not that of their features")
         source = self.sizes[1 - self.target]
-        if source is None and self.size is not None:  # the message reads values of edges alone
+        if source is None and self.size is not None:  # the message only reads values of edges
             source = self.size[1 - self.target]
         return self.graph(num_rows, num_rows if source is None else source)

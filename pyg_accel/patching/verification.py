@@ -1,4 +1,4 @@
-"""``PYG_ACCEL_VERIFY=1``: PyG's own path beside every accelerated call."""
+"""``PYG_ACCEL_VERIFY=1``: compare every accelerated call with PyG's own path."""
 
 from collections.abc import Callable, Iterator
 from itertools import chain
@@ -15,9 +15,9 @@ from pyg_accel.runtime.module_state import ModuleState, modules_in
 
 __all__ = ["verify"]
 
-# How much further from the truth than PyG a result may be: both are rounded, in different orders.
+# Allowed ratio of our error to PyG's: both are rounded, in different orders.
 MARGIN = 8.0
-# How often inputs are varied. Where a result jumps, each time may be on the side of the first.
+# Variations of the inputs: several, as all may be on the same side of a discontinuity.
 _VARIED = 16
 
 
@@ -34,24 +34,24 @@ def verify(
     Args:
         original: PyG's function.
         module: the layer, or None if the function is no method.
-        args: behind the layer, as they were given.
-        kwargs: as they were given.
+        args: after the layer, unchanged.
+        kwargs: unchanged.
         out: the accelerated result, a tensor or a dictionary of them; others are not compared.
         state: before the call.
 
     Raises:
-        VerificationError: where they differ by more than rounding explains.
+        VerificationError: if they differ by more than rounding errors.
     """
     out = _joined(out)
     if not isinstance(out, Tensor):
         return
-    own = () if module is None else (module,)
+    owner = () if module is None else (module,)
     after = ModuleState(modules_in(module), state.device)
-    before, running.stock = running.stock, True  # what the original calls is PyG's too
+    before, running.stock = running.stock, True  # no acceleration inside of it
     try:
         with torch.no_grad():
             state.restore()
-            expected = _joined(original(*own, *args, **kwargs))
+            expected = _joined(original(*owner, *args, **kwargs))
             if _agree(out, expected):
                 return
             truths = _truths(original, module, args, kwargs, state, out.dtype)
@@ -67,18 +67,18 @@ def verify(
 
 
 def _joined(out: Any) -> Any:
-    """A dictionary of tensors as one of all their numbers."""
+    """Concatenate a dictionary of tensors."""
     return torch.cat([t.flatten() for t in out.values()]) if isinstance(out, dict) else out
 
 
 def _agree(out: Tensor, expected: Tensor) -> bool:
-    """Whether results are equal up to the rounding of sums of the size of the largest one."""
+    """Whether results are equal up to rounding errors, relative to the largest one."""
     if out.shape != expected.shape or out.dtype != expected.dtype:
         return False
     relative, absolute = {torch.float64: (1e-9, 1e-12), torch.float32: (1e-3, 1e-6)}.get(
         out.dtype, (5e-2, 1e-3)
     )
-    # Sums of many terms of both signs: measured against the largest result.
+    # Sums may cancel: relative to the largest result.
     finite = expected[expected.isfinite()]
     allowed = absolute + relative * float(finite.abs().max()) if finite.numel() else 0.0
     return bool(torch.isclose(out, expected, rtol=relative, atol=allowed, equal_nan=True).all())
@@ -92,10 +92,10 @@ def _truths(
     state: ModuleState,
     dtype: torch.dtype,
 ) -> Iterator[Tensor]:
-    """Yield PyG's own result in float64, and those of inputs that differ in half of their digits.
+    """Yield PyG's own result in float64, and results for inputs perturbed in half of their digits.
 
-    A difference of squares has lost as many, so that it is anywhere between these results. There
-    are none if the layer holds what cannot be converted.
+    A difference of squares loses as many digits, so it may be anywhere between these results.
+    Yields nothing for layers that cannot be converted.
     """
     noise, generator = 0.0, torch.Generator().manual_seed(0)
 
@@ -107,15 +107,15 @@ def _truths(
 
     for _ in range(1 + _VARIED):
         state.restore()
-        given, named = tree_map_only(Tensor, double, (args, kwargs))
+        inputs, named = tree_map_only(Tensor, double, (args, kwargs))
         try:
             if module is None:
-                out: Tensor = _joined(original(*given, **named))
+                out: Tensor = _joined(original(*inputs, **named))
             else:
                 tensors = (*module.named_parameters(), *module.named_buffers())
-                made = {name: double(t) for name, t in tensors}
-                with _reparametrize_module(module, made, tie_weights=True):
-                    out = _joined(original(module, *given, **named))
+                parameters = {name: double(t) for name, t in tensors}
+                with _reparametrize_module(module, parameters, tie_weights=True):
+                    out = _joined(original(module, *inputs, **named))
         except RuntimeError:  # two dtypes met
             return
         yield out
@@ -123,16 +123,16 @@ def _truths(
 
 
 def _as_good(out: Tensor, expected: Tensor, truths: Iterator[Tensor]) -> bool:
-    """Whether a result is about as close to the truth as PyG's.
+    """Whether the error of a result is similar to PyG's.
 
-    How far rounding carries depends on numbers that the result does not show: a deviation is the
-    root of a small difference of large squares, and 0 below a limit. PyG's own error has the size
-    of it, but where PyG's result is on the one side of that limit, and ours on the other.
+    Rounding errors depend on intermediate results: a standard deviation is the root of a small
+    difference of large squares, and 0 below a limit. PyG's own error shows their size, unless
+    PyG's result and ours are on different sides of that limit.
 
     Args:
         out: the accelerated result.
         expected: PyG's.
-        truths: the first is that of the same inputs.
+        truths: results in float64, the first for the same inputs.
     """
     truth = next(truths, None)
     if (

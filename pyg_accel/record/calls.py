@@ -1,10 +1,9 @@
 """Watches the calls that a recorded call makes, with a profiler.
 
-Python code of the layer, and what it calls, is followed by
-:class:`~pyg_accel.record.guard.Reading`.
-Functions written in C have to be on the list of those without side effects and state: any other,
-such as ``random.random`` or ``print``, ends the recording. Code that is not followed may call
-functions of torch besides.
+:class:`~pyg_accel.record.guard.Reading` follows Python code of the layer and its callees.
+Functions in C must be on the list of functions without side effects and state: any other, such as
+``random.random`` or ``print``, ends the recording. Code that is not followed may also call
+functions of torch.
 """
 
 import types
@@ -21,7 +20,7 @@ from pyg_accel.runtime.hooks import hooks_in
 __all__ = ["Calls"]
 
 _CALL = Module._call_impl.__code__
-# Functions of torch that change its state, or run a function of the user any number of times.
+# Functions of torch that change its state, or run functions of the user repeatedly.
 _SEEDS = ("torch/random.py", "torch/cuda/random.py", "torch/utils/checkpoint.py")
 
 
@@ -39,7 +38,7 @@ class Calls:
     def __init__(self, reading: Reading, stop: Callable[..., None]) -> None:
         self.ran: set[types.CodeType] = set()
         self._reading, self._stop, self._imports = reading, stop, 0
-        self._own: set[types.CodeType] = set()  # code objects of this package
+        self._package_code: set[types.CodeType] = set()  # code objects of this package
 
     def see(self, frame: types.FrameType, event: str, arg: Any) -> None:
         """Check a call; a function for :func:`sys.setprofile`."""
@@ -53,10 +52,10 @@ class Calls:
         elif event == "call":
             if code is _CALL and (hooks := hooks_in(frame.f_locals["self"])):
                 self._stop("; ".join(hooks), may_change=True)
-            if code in self.ran or code in self._own:
+            if code in self.ran or code in self._package_code:
                 return
-            if is_package_file(code.co_filename):  # it reads layers and aggregations for its rules
-                self._own.add(code)
+            if is_package_file(code.co_filename):  # rules read layers and aggregations
+                self._package_code.add(code)
                 return self._try(self._reading.name, code)
             if self._acts_for(frame):
                 return

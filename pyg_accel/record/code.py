@@ -1,7 +1,7 @@
-"""Whose code a code object is, and what its instructions name.
+"""The owner of a code object, and the names in its instructions.
 
-Code of a program's layer is followed wherever it is written. :data:`PURE` lists the code that is
-not followed: it depends on its arguments alone, or is code of this package.
+Code of a recorded layer is followed into all files, except for the code in :data:`PURE`, which only
+depends on its arguments, and the code of this package.
 """
 
 import dis
@@ -39,8 +39,8 @@ PURE = (
     "torch_geometric/index.py", "torch_geometric/edge_index.py",
 )  # fmt: skip
 _LAYERS = ("torch/nn/modules/", "torch_geometric/nn/")
-# What shows the state of a frame, a function or an object as a whole: names that Python defines,
-# but for those of methods, whose calls are seen, and of what is compared.
+# Attributes that expose the state of a frame, a function or an object as a whole: names that Python
+# defines, except for methods, whose calls are seen, and for compared attributes.
 _REFLECTS = frozenset({
     *(n for cls in (type, FunctionType, MethodType) for n in (*dir(cls), *vars(cls))),
     "__dict__", "__weakref__", "__slots__", "__builtins__", "cell_contents", "f_back", "f_locals",
@@ -61,7 +61,7 @@ _SIMPLE = ("LOAD_", "BINARY_", "COMPARE_OP", "PUSH_NULL", "KW_NAMES", "CACHE", "
 
 
 class Kind(Enum):
-    """Whose code it is."""
+    """The owner of code."""
 
     PURE = "not followed"
     INSTALLED = "of Python or a library: it acts for its caller"
@@ -69,19 +69,19 @@ class Kind(Enum):
 
 
 class Names(NamedTuple):
-    """What a code object names, with the functions defined in it.
+    """The names in a code object and the functions defined in it.
 
     Attributes:
-        attributes: that it reads by name.
-        globals: that it reads, builtins among them.
-        asked: attributes that may be absent, because the code handles that.
-        imports: modules that it imports, by (name, level).
+        attributes: read by name.
+        globals: read by name, builtins included.
+        optional: attributes that may be absent, as the code handles that.
+        imports: imported modules, by (name, level).
         unseen: why reads of it cannot be seen; empty if they can.
     """
 
     attributes: frozenset[str]
     globals: frozenset[str]
-    asked: frozenset[str]
+    optional: frozenset[str]
     imports: frozenset[tuple[str, int]]
     unseen: str
 
@@ -107,7 +107,7 @@ def module_of(function: object) -> str:
 
 @lru_cache(maxsize=4096)
 def kind_of(path: str) -> Kind:
-    """Return whose code a file has."""
+    """Return the kind of code in a file."""
     if is_package_file(path) or path.startswith("<frozen importlib"):
         return Kind.PURE
     for root, name in _ROOTS.items():
@@ -121,17 +121,17 @@ def kind_of(path: str) -> Kind:
 
 
 def is_wrapper(path: str) -> bool:
-    """Return whether code is that of a decorator, which acts for its caller."""
+    """Return whether a file has decorators, whose code acts for its caller."""
     return path.startswith(_WRAPPERS)
 
 
 def is_package_file(path: str) -> bool:
-    """Return whether code is this package's."""
+    """Return whether a file belongs to this package."""
     return path.startswith((_PACKAGE, "<pyg_accel"))
 
 
 def codes_of(code: CodeType) -> Iterator[CodeType]:
-    """Yield a code object and those of the functions defined in it."""
+    """Yield a code object and the code objects of the functions defined in it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -140,7 +140,7 @@ def codes_of(code: CodeType) -> Iterator[CodeType]:
 
 @lru_cache(maxsize=4096)
 def named_in(code: CodeType, *operations: str) -> tuple[Any, ...]:
-    """Return what instructions of some kinds name, in code and the functions inside of it."""
+    """Return the arguments of some instructions in code and its inner functions."""
     opcodes = {dis.opmap[name] for name in operations if name in dis.opmap}
     parts = [part for part in codes_of(code) if not opcodes.isdisjoint(part.co_code[::2])]
     return tuple(dict.fromkeys(
@@ -149,7 +149,7 @@ def named_in(code: CodeType, *operations: str) -> tuple[Any, ...]:
 
 
 def assigned_outside(code: CodeType) -> list[str]:
-    """Return the globals and the variables of functions around it that code assigns to."""
+    """Return the globals and the variables of outer functions that code assigns to."""
     variables = named_in(code, "STORE_DEREF", "DELETE_DEREF")
     free = [name for name in variables if name in code.co_freevars]
     return [*named_in(code, "STORE_GLOBAL", "DELETE_GLOBAL"), *free]
@@ -157,12 +157,11 @@ def assigned_outside(code: CodeType) -> list[str]:
 
 @lru_cache(maxsize=4096)
 def names_of(code: CodeType) -> Names:
-    """Return what a code object names."""
-    attributes, globals_, asked = set[str](), set[str](), set[str]()
+    """Return the names in a code object."""
+    attributes, globals_, optional = set[str](), set[str](), set[str]()
     imports, unseen = set[tuple[str, int]](), ""
     for part in codes_of(code):
-        handles = False
-        own, steps = set[str](), [*dis.get_instructions(part)]
+        handles, steps = False, [*dis.get_instructions(part)]
         for place, step in enumerate(steps):
             name = step.opname
             if name in ("LOAD_GLOBAL", "LOAD_NAME"):
@@ -172,7 +171,7 @@ def names_of(code: CodeType) -> Names:
                     if constant is None:
                         unseen = unseen or f"'{code.co_name}' computes the name of an attribute"
                     else:
-                        asked.add(constant)
+                        optional.add(constant)
             elif name == "IMPORT_NAME":
                 level = steps[place - 2].argval
                 imports.add((step.argval, level if isinstance(level, int) else 0))
@@ -180,23 +179,23 @@ def names_of(code: CodeType) -> Names:
                 handles = True
             elif name == "MATCH_CLASS":
                 unseen = unseen or f"'{code.co_name}' matches attributes by a pattern"
-        own = set(part.co_names)
-        attributes |= own
+        code_names = set(part.co_names)
+        attributes |= code_names
         if handles:
-            asked |= own
-        if reflects := sorted(_REFLECTS & (own | asked)):
+            optional |= code_names
+        if reflects := sorted(_REFLECTS & (code_names | optional)):
             unseen = unseen or f"'{code.co_name}' reads {', '.join(reflects)}"
     for name in assigned_outside(code):
         unseen = f"'{code.co_name}' assigns to '{name}' outside of it"
-    attributes |= asked
+    attributes |= optional
     return Names(
-        frozenset(attributes), frozenset(globals_), frozenset(asked), frozenset(imports), unseen
+        frozenset(attributes), frozenset(globals_), frozenset(optional), frozenset(imports), unseen
     )
 
 
 def _constant_name(steps: list[dis.Instruction], place: int) -> str | None:
     """Return the constant name in a call of getattr() that is loaded at a place."""
-    stack: list[dis.Instruction] = []  # what put each value on the stack above the function
+    stack: list[dis.Instruction] = []  # the instruction of each value above the function
     for step in steps[place + 1 :]:
         name = step.opname
         if not name.startswith(_SIMPLE) or name == "CALL_FUNCTION_EX":
@@ -209,8 +208,8 @@ def _constant_name(steps: list[dis.Instruction], place: int) -> str | None:
             arguments = [s for s in stack if s.opname != "PUSH_NULL"]
             if len(arguments) == step.arg and step.arg in (2, 3) and len(stack) <= count:
                 constant = arguments[1]
-                found = constant.argval if constant.opname == "LOAD_CONST" else None
-                return found if isinstance(found, str) else None
+                value = constant.argval if constant.opname == "LOAD_CONST" else None
+                return value if isinstance(value, str) else None
         if effect > 0:
             stack += [step] * effect
         elif name not in ("CACHE", "NOP", "EXTENDED_ARG", "KW_NAMES", "PRECALL"):

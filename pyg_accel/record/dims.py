@@ -18,8 +18,8 @@ class Dim(int):
     """A size of a tensor, or a number computed from sizes.
 
     Sums, differences, products and quotients of integers are recorded; a comparison is recorded
-    with its result (:func:`expect`), as the recorded code may depend on it. Anything else is done
-    with the number itself, which is then expected in each call.
+    with its result (:func:`expect`), as the recorded code may depend on it. Any other function uses
+    the number itself, which is then expected in each call.
 
     Attributes:
         node: the node that computes it.
@@ -41,7 +41,7 @@ class Dim(int):
         return int.__int__(self)
 
     def expected(self) -> int:
-        """Return the number, which then has to be the same in each call."""
+        """Return the number, and expect it in each call."""
         is_equal = self.node.graph.call_function(operator.eq, (self.node, self.plain()))
         self.node.graph.call_function(expect, (is_equal, True))
         return self.plain()
@@ -73,7 +73,7 @@ def _is_known(args: tuple[Any, ...]) -> bool:
 
 
 def _by_package(depth: int = 3) -> bool:
-    """Whether code of this package does something with a number."""
+    """Whether code of this package uses a number."""
     return is_package_file(sys._getframe(depth).f_code.co_filename)
 
 

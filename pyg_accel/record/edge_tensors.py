@@ -50,11 +50,11 @@ class DeferredOperand(EdgeTensor):
 
     @staticmethod
     def __new__(
-        cls, shape: Sequence[int], dtype: torch.dtype, device: torch.device, **own: Any
+        cls, shape: Sequence[int], dtype: torch.dtype, device: torch.device, **attributes: Any
     ) -> Self:
         """Return a tensor with attributes that say how it is computed."""
         self: Self = Tensor._make_wrapper_subclass(cls, tuple(shape), dtype=dtype, device=device)
-        vars(self).update(own)
+        vars(self).update(attributes)
         return self
 
     def edges(self) -> tuple[int, int]:

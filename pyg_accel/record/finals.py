@@ -1,7 +1,7 @@
 """Values that cannot change, and values of libraries whose reads cannot be followed.
 
-Only the types listed here are compared by value; whatever else recorded code reads is followed to
-values of these types, or the code is not recorded (:mod:`~pyg_accel.record.walk`).
+Only the types listed here are compared by value. Any other value is followed to values of these
+types, or the code is not recorded (:mod:`~pyg_accel.record.walk`).
 """
 
 import builtins
@@ -25,7 +25,7 @@ _FINAL = frozenset({
     torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size, types.CodeType,
     re.Pattern,
 })  # fmt: skip
-# Objects that are what they are: operators of torch, and special forms of typing.
+# Immutable objects: operators of torch, and special forms of typing.
 _CONSTANT = (OpOverload, OpOverloadPacket, _OpNamespace, _Ops, type(torch._VF), type(ClassVar))
 BUILTIN_TYPES = frozenset({
     object, type, super, property, staticmethod, classmethod, type(None), bool, int, float, complex,
@@ -68,7 +68,7 @@ _FORMATS = ("format", "format_map")  # of strings, which read attributes by name
 
 
 def final(value: Any) -> tuple[Any, ...] | None:
-    """Return what a value that cannot change is compared by; None for any other value."""
+    """Return the key of a value that cannot change; None for any other value."""
     cls: Any = type(value)
     if cls is float:
         return cls, value.hex()  # 0.0 is not -0.0, and NaN equals itself

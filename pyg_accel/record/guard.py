@@ -1,11 +1,10 @@
 """Everything besides arguments that a recorded call depends on.
 
-A program replaces the code of a layer as long as all that this code reads is unchanged. What it
-reads is found by :class:`~pyg_accel.record.walk.Walk`, first while the code runs, by the names in
-it, and again when it has run. A warm call compares identities in C (csrc/cpu/guard.cpp). Where one
-differs, the layer is walked once more, and the program stays valid if all final values are equal.
-It then takes the tensors of that walk. By such a walk a program also serves other layers of a
-class.
+A program replaces the code of a layer while all values that this code reads are unchanged. A
+:class:`~pyg_accel.record.walk.Walk` finds these by the names in the code, first while it runs, and
+again afterwards. A warm call compares identities in C (csrc/cpu/guard.cpp). If one differs, the
+layer is walked once more, and the program stays valid if all final values are equal; it then takes
+the tensors of that walk. Such a walk also lets a program serve other layers of a class.
 """
 
 import types
@@ -30,23 +29,23 @@ _CALLED = ("forward", "__call__")  # methods of modules that torch calls
 
 
 class Reads(NamedTuple):
-    """What code reads by name.
+    """Names that code reads.
 
     Attributes:
         names: of attributes.
-        of_modules: those that this package reads.
-        asked: those that may be absent.
+        of_modules: of attributes that this package reads from modules.
+        optional: of attributes that may be absent.
         ran: code objects.
     """
 
     names: frozenset[str]
     of_modules: frozenset[str]
-    asked: frozenset[str]
+    optional: frozenset[str]
     ran: frozenset[types.CodeType]
 
     def walk(self, outer: list[Any] | None = None) -> Walk:
         """Begin a walk by these names."""
-        return Walk(self.names, self.ran, of_modules=self.of_modules, asked=self.asked, outer=outer)
+        return Walk(self.names, self.ran, self.of_modules, self.optional, outer)
 
 
 # Kinds of entries (kind, subjects, names, values), as in csrc/cpu/guard.cpp.
@@ -55,7 +54,7 @@ _Entry = tuple[int, Any, Any, tuple[Any, ...]]
 
 
 def _entries_of(walk: Walk) -> tuple[_Entry, ...]:
-    """Return what a walk has noted, as C compares it: live objects, and what they had."""
+    """Return the notes of a walk for the comparison in C: live objects, and their values."""
     contents: list[tuple[Any, Iterable[Any]]] = [*walk.orders.values(), *walk.lists.values()]
     for table, items in walk.tables.values():
         contents += (table, items), (table.values(), items.values())
@@ -124,26 +123,26 @@ class Shared:
 
 
 class Guard:
-    """What the code of a program reads of one layer, and what all layers share of it.
+    """The values that the code of a program reads: of one layer, and shared by all layers.
 
     Args:
         layer: the layer.
         reads: by name.
-        shared: what layers share; None to find it.
+        shared: the shared part; None to find it.
         entries: functions that a call runs first.
 
     Attributes:
         key: equal for layers that a program serves.
-        compared: what is compared of the layer, and of what layers share.
-        apart: a function that tells whether identities are none of tensors that are read.
-        shared: what layers share.
-        aliases: objects of the layer that code reaches by what layers share too.
+        compared: entries of the layer, and of the shared part.
+        apart: returns whether tensors, by identity, differ from all read tensors.
+        shared: the shared part.
+        aliases: objects of the layer that the shared part reaches too.
         shareable: whether other layers may have the same shared part.
         floats: names of floats.
-        values: constants of the program, as its compiled functions read them.
+        values: constants of the program for its compiled functions.
 
     Raises:
-        NotComparable: naming what cannot be compared.
+        NotComparable: naming an incomparable value.
     """
 
     def __init__(
@@ -160,11 +159,11 @@ class Guard:
         self.take(walk)
 
     def unchanged_since(self, before: Walk) -> bool:
-        """Return whether all that is compared was the same in an earlier walk."""
+        """Return whether all compared values were the same in an earlier walk."""
         return all(walk.unchanged_since(before) for walk in (self._walk, self.shared.walk))
 
     def fill(self, constants: dict[str, Any]) -> None:
-        """Take the constants of a program, and note where tensors of the layer are."""
+        """Store the constants of a program, and the places of tensors of the layer."""
         places = {id(tensor): place for place, tensor in enumerate(self._walk.tensors)}
         others = {id(tensor) for tensor in self.shared.walk.tensors}
         for name, value in constants.items():
@@ -203,7 +202,7 @@ class Guard:
         return other
 
     def take(self, walk: Walk) -> None:
-        """Compare with another walk of the layer from now on, and read the tensors of that."""
+        """Compare with another walk of the layer from now on, and read its tensors."""
         self._walk, values = walk, vars(self.values)
         self.compared = _entries_of(walk), self.shared.compared
         self.apart = frozenset(map(id, (*walk.tensors, *self.shared.walk.tensors))).isdisjoint
@@ -227,17 +226,17 @@ class Guard:
         return True
 
     def serves(self, walk: Walk) -> bool:
-        """Return whether what layers share is unchanged, given a walk of one with the same key."""
+        """Return whether the shared part is unchanged, given a walk with the same key."""
         return self.shared.holds() and walk.aliases(self.shared.walk) == self.aliases
 
 
 def unchanged(parts: tuple[tuple[_Entry, ...], ...]) -> bool:
-    """Return whether nothing that was compared is another object now."""
+    """Return whether all compared objects are the same."""
     return identities_hold()(parts) == 1 and not _has_any_global_hook()
 
 
 class Reading:
-    """What the code of a layer reads while it runs.
+    """The values that the code of a layer reads while it runs.
 
     Args:
         layer: the layer.
@@ -271,7 +270,7 @@ class Reading:
         self._walk.name(names_of(code).attributes, of_modules=True)
 
     def settle(self) -> Guard:
-        """Return the guard of what has run; called once, after the call was recorded."""
+        """Return the guard of the code that ran; called once, after the call was recorded."""
         before = self._walk
         inner = {
             inside for code in before.functions if code in self._ran for inside in codes_of(code)
@@ -279,7 +278,7 @@ class Reading:
         for code in self._ran - inner:
             raise NotComparable(f"'{code.co_name}' is not reached by a name or an attribute")
         reads = Reads(
-            frozenset(before.names), frozenset(before.of_modules), frozenset(before.asked),
+            frozenset(before.names), frozenset(before.of_modules), frozenset(before.optional),
             frozenset(self._ran),
         )  # fmt: skip
         guard = Guard(self._layer, reads, None, self._entries)

@@ -1,8 +1,8 @@
 """Moves the normalisation of GCN from the edges to the nodes in programs for a GPU.
 
-``gcn_norm`` makes a list of edges without self-loops and with one for every node, and a weight for
-each: the product of numbers of its two nodes, D^-1/2. So messages read these, and the edge list as
-it is, which spares a new graph a copy: the graph replaces self-loops while it is read
+``gcn_norm`` writes a list of edges with one self-loop for every node, and weights: products of
+D^-1/2 of both nodes. Instead, messages read D^-1/2 and the original edge list, which saves a copy
+of a new graph: self-loops are replaced while edges are read
 (:class:`~pyg_accel.graph.csr.Edges`), also for attention.
 """
 
@@ -23,8 +23,8 @@ from pyg_accel.graph.memo import remembered
 from pyg_accel.ops.by_edge import degrees_of
 from pyg_accel.ops.csr import graph_of
 from pyg_accel.ops.layout import per_target
-from pyg_accel.record.about import ABOUT
 from pyg_accel.record.dims import expect
+from pyg_accel.record.metadata import FACTS
 from pyg_accel.record.split import DERIVED
 
 __all__ = ["node_scales", "on_nodes"]
@@ -55,7 +55,7 @@ def node_scales(matrix: Graph, loops: bool, dtype: torch.dtype) -> Tensor:
 
 
 def on_nodes(graph: fx.Graph, constants: dict[str, Any]) -> fx.Graph:
-    """Return a recording that reads degrees in place of weights, and makes no lists of edges.
+    """Return a recording with degrees in place of weights, and without new lists of edges.
 
     Args:
         graph: the recording.
@@ -79,14 +79,14 @@ def _is_plain_norm(node: fx.Node, constants: dict[str, Any]) -> bool:
     """Whether a node is gcn_norm() of an edge_index without weights."""
     if not _is_call(node, constants, gcn_norm):
         return False
-    given = _arguments(node)
-    return given["edge_weight"] is None and given["num_nodes"] is not None and (
-        given["dtype"] in (torch.float32, torch.float64)
+    arguments = _arguments(node)
+    return arguments["edge_weight"] is None and arguments["num_nodes"] is not None and (
+        arguments["dtype"] in (torch.float32, torch.float64)
     )  # fmt: skip
 
 
 def _is_call(node: Any, constants: dict[str, Any], function: Any) -> bool:
-    """Whether a node calls a function of PyG on edges, or what stands for it."""
+    """Whether a node calls a function of PyG on edges, or its replacement."""
     if not isinstance(node, fx.Node) or node.target is not remembered:
         return False
     called = constants.get(str(getattr(node.args[0], "target", "")))
@@ -121,13 +121,13 @@ def _sums(norm: fx.Node, constants: dict[str, Any]) -> list[fx.Node]:
 
 
 def _recorded(size: Any) -> int | None:
-    """Return what a number of nodes was in the recorded call; None if that cannot be told."""
+    """Return a number of nodes in the recorded call; None if it is unknown."""
     if isinstance(size, int):
         return size
     if size.target != "size" or len(size.args) != 2:
         return None
     tensor, dim = size.args
-    return tensor.meta[ABOUT].shape[dim] if ABOUT in tensor.meta else None
+    return tensor.meta[FACTS].shape[dim] if FACTS in tensor.meta else None
 
 
 def _views(node: fx.Node) -> list[fx.Node]:
@@ -138,16 +138,16 @@ def _views(node: fx.Node) -> list[fx.Node]:
 
 
 def _is_weighted(node: fx.Node, constants: dict[str, Any], weights: list[fx.Node]) -> bool:
-    """Whether a node reduces rows of nodes, with a weight for each edge as all that edges have."""
+    """Whether a node reduces features of nodes, with one weight per edge and no edge features."""
     if node.target is not ops.gspmm or not node.kwargs.get("edge_order"):
         return False
     if node.kwargs["reduce"] == "none" or len(node.kwargs) != 2:
         return False
     formula, operands = _message_of(node, constants)
     of_edges = {operands[o.index] for o in operands_of(formula) if o.side == "e"}
-    others = [x.meta.get(ABOUT) for x in operands if x not in of_edges]
+    others = [x.meta.get(FACTS) for x in operands if x not in of_edges]
     return len(of_edges) == 1 and of_edges <= {*weights} and all(
-        about is not None and len(about.shape) == 2 for about in others
+        facts is not None and len(facts.shape) == 2 for facts in others
     )  # fmt: skip
 
 
@@ -158,13 +158,13 @@ def _message_of(node: fx.Node, constants: dict[str, Any]) -> tuple[Formula, list
 
 
 def _replace(out: fx.Graph, norm: fx.Node, sums: list[fx.Node], constants: dict[str, Any]) -> None:
-    given = _arguments(norm)
-    edges, nodes, loops = given["edge_index"], given["num_nodes"], given["add_self_loops"]
-    target = 1 if given["flow"] == "source_to_target" else 0
+    args = _arguments(norm)
+    edges, nodes, loops = args["edge_index"], args["num_nodes"], args["add_self_loops"]
+    target = 1 if args["flow"] == "source_to_target" else 0
     with out.inserting_before(norm):
-        own = nodes if loops else None
-        matrix = out.call_function(graph_of, (edges, nodes, nodes, target, own))
-        scale = out.call_function(node_scales, (matrix, loops, given["dtype"]))
+        self_loops = nodes if loops else None
+        matrix = out.call_function(graph_of, (edges, nodes, nodes, target, self_loops))
+        scale = out.call_function(node_scales, (matrix, loops, args["dtype"]))
         matrix.meta[DERIVED] = scale.meta[DERIVED] = True
     for node in sums:
         with out.inserting_before(node):
@@ -186,7 +186,7 @@ def _replace(out: fx.Graph, norm: fx.Node, sums: list[fx.Node], constants: dict[
 
 
 def _replace_loops(added: fx.Node, constants: dict[str, Any]) -> None:
-    """Let a graph have the self-loops that a node adds to a list of edges without any."""
+    """Move the self-loops that a node adds to a list of edges into the graph."""
     listed: Any = _first_result(added.args[1]) if len(added.args) > 1 else None
     nodes, removes = added.kwargs.get("num_nodes"), _is_call(listed, constants, remove_self_loops)
     if nodes is None or not (removes and _is_call(added, constants, add_self_loops)):
@@ -230,7 +230,7 @@ def _reads_no_edges(user: fx.Node, constants: dict[str, Any]) -> bool:
 
 
 def _is_only_asked_for_zero(number: fx.Node) -> bool:
-    """Whether all that is asked of a number is whether it is zero."""
+    """Whether a number is only compared with zero."""
     if number.op != "call_method" or number.target != "size":
         return False
     pending = [*number.users]

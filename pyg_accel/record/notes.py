@@ -1,4 +1,4 @@
-"""What a walk over the values that code reads has noted."""
+"""The notes of a walk over the values that code reads."""
 
 import types
 from collections.abc import Mapping
@@ -11,24 +11,24 @@ __all__ = ["Notes"]
 
 
 class Notes:
-    """What a guard compares.
+    """The values that a guard compares.
 
     Attributes:
-        key: what two walks have in common that read the same, up to the values of tensors.
-        tensors: those that were reached, in order.
+        key: equal for walks over equal values, apart from the values of tensors.
+        tensors: reached tensors, in order.
         floats: names of floats.
-        functions: those that were reached, by their code.
-        followed: functions that ran, of those.
+        functions: reached functions, by their code.
+        followed: reached functions that ran.
         tables: dictionaries, and copies of them.
         lists: other containers, and their items in order.
         spaces: attributes of objects, classes and modules, and globals: values by name.
         absent: names that modules and globals do not have.
         orders: all names of objects and classes.
-        sized: attributes of classes whose number is compared.
+        sized: attributes of classes, of which only the number is compared.
         cells: of closures, and their contents.
-        objects: those whose class is compared.
-        classes: those whose bases are compared.
-        named: classes and functions of users, if code reads names of such.
+        objects: to compare their classes.
+        classes: to compare their bases.
+        named: classes and functions of users, if code reads their names.
     """
 
     def __init__(self) -> None:
@@ -47,15 +47,15 @@ class Notes:
         self.objects: list[Any] = []
         self.classes: list[type] = []
         self.named: list[Any] = []
-        self._seen: dict[int, int] = {}  # places of values, by identity
+        self._places: dict[int, int] = {}  # places of values, by identity
 
     def aliases(self, other: "Notes") -> list[tuple[int, int]]:
-        """Return the places of values that another walk has reached too."""
-        theirs = other._seen
-        return [(place, theirs[number]) for number, place in self._seen.items() if number in theirs]
+        """Return the places of values in both walks."""
+        theirs = other._places
+        return [(place, theirs[key]) for key, place in self._places.items() if key in theirs]
 
     def unchanged_since(self, before: "Notes") -> bool:
-        """Return whether all that this walk noted was noted, and the same, by an earlier one."""
+        """Return whether an earlier walk has noted the same values."""
         for number, (_, names) in self.orders.items():
             if before.orders.get(number, (None, None))[1] != names:
                 return False

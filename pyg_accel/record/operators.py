@@ -38,7 +38,7 @@ class Operators(TorchDispatchMode):
         trains = "batch_norm" in str(func) and any(value is True for value in args)
         self.has_effects |= Tag.nondeterministic_seeded in tags or trains
         profiler = sys.getprofile()
-        sys.setprofile(None)  # a program calls the operator too, with the code behind it
+        sys.setprofile(None)  # code behind an operator runs in programs too
         try:
             return func(*args, **(kwargs or {}))
         finally:

@@ -1,22 +1,22 @@
-"""Moves checks of sizes ahead of what must not run twice, and drops what nothing reads.
+"""Moves checks of sizes ahead of effects, which must not run twice, and drops unused functions.
 
-A program whose sizes are not those that it expects stops, and the call is made by the code of the
-layer. So random numbers are only drawn, and tensors changed, once all sizes are known to fit.
+A program with unexpected sizes stops, and the code of the layer makes the call. So all checks of
+sizes precede random numbers and changes of tensors.
 """
 
 import operator
 
 from torch import fx
 
-from pyg_accel.record.about import ABOUT, EFFECT, WRITES
 from pyg_accel.record.dims import SIZES, expect
 from pyg_accel.record.edge_tensors import name_of
+from pyg_accel.record.metadata import EFFECT, FACTS, WRITES
 from pyg_accel.record.split import DERIVED
 
 __all__ = ["checks_first", "drop_unused"]
 
-# Functions that are removed from the graph if nothing reads their result, such as arguments that
-# are collected for a message that does not use them.
+# Functions that are removed from the graph if nothing reads their result, e.g. unused arguments of
+# a message.
 _WITHOUT_EFFECT = frozenset({
     "__getitem__", "getitem", "index_select", "unbind", "view", "reshape", "expand", "expand_as",
     "squeeze", "unsqueeze", "select", "narrow", "graph_of", "size", "add", "sub", "mul", "floordiv",
@@ -27,7 +27,7 @@ _WITHOUT_EFFECT = frozenset({
 def checks_first(graph: fx.Graph) -> fx.Graph | None:
     """Return the graph with the checks of sizes ahead of all effects; None if some cannot be.
 
-    What is derived from a graph goes with them: it fails for indices out of range.
+    Derivations from a graph move with them: they fail for indices out of range.
     """
     written = {memory for node in graph.nodes for memory in node.meta.get(WRITES, ())}
     early, late, moves = dict[fx.Node, None](), list[fx.Node](), False
@@ -61,12 +61,12 @@ def _is_early(node: fx.Node, early: dict[fx.Node, None], written: set[int]) -> b
         return True
     if node.target is operator.getitem:
         return inputs[0].op == "call_function"
-    unchanged = all(i.meta[ABOUT].memory not in written for i in inputs if ABOUT in i.meta)
+    unchanged = all(i.meta[FACTS].memory not in written for i in inputs if FACTS in i.meta)
     return DERIVED in node.meta and unchanged
 
 
 def drop_unused(graph: fx.Graph) -> None:
-    """Remove functions without effect whose results nothing reads."""
+    """Remove functions with unused results and without effects."""
     for node in reversed(graph.nodes):
         name = node.target if node.op == "call_method" else name_of(node.target)
         if not node.users and node.op.startswith("call") and name in _WITHOUT_EFFECT:

@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from pyg_accel.graph.derived import find, keep
-from pyg_accel.record.about import WRITES
 from pyg_accel.record.dims import SIZES, Dim
 from pyg_accel.record.guard import Guard, NotComparable, Reading
+from pyg_accel.record.metadata import WRITES
 from pyg_accel.record.normalisation import on_nodes
 from pyg_accel.record.order import checks_first
 from pyg_accel.record.recorder import Recorder
@@ -28,16 +28,16 @@ __all__ = ["LayerProgram", "record"]
 
 
 class State:
-    """What programs of all layers of a class have in common.
+    """The common state of equal programs of all layers of a class.
 
     Attributes:
-        sizes: from which sizes on they are faster than PyG's own path, once that was computed.
-        changes: of settings, when they were recorded.
-        overwrites: whether code of the layer changes in place what its messages read.
+        sizes: least sizes for which they are faster than PyG's own path, once computed.
+        changes: of settings, at the time of the record.
+        overwrites: whether code of the layer changes inputs of its messages in place.
         used: whether one has run.
-        verified: whether PyG's results are compared with theirs.
-        unseen: how many calls in a row had a new graph.
-        new_graphs: whether a transform took every call to have one; None if it does not matter.
+        verified: whether their results are compared with PyG's.
+        unseen: number of consecutive calls with a new graph.
+        new_graphs: whether a transform assumes a new graph in every call; None if irrelevant.
     """
 
     sizes: Any = None
@@ -55,22 +55,22 @@ class LayerProgram:
     """A recorded call of a layer, from its arguments to its result.
 
     Attributes:
-        graph: the torch functions and operators that were recorded, as a
-            :class:`torch.fx.Graph`; a transform lets others run.
-        guard: everything else that it depends on, and the constants.
-        signature: the arguments that it takes.
+        graph: the recorded torch functions and operators, as a :class:`torch.fx.Graph`; a
+            transform replaces it.
+        guard: all other values that it depends on, and the constants.
+        signature: of the arguments.
         context: modes of torch and settings, which are compared before it runs.
         formulas: for the report.
         backends: for the report.
         admit: a function that returns the tensors among arguments that fit, or None.
-        parts: what it derives from a graph, and the rest; None if it derives nothing.
-        finish: a function of these tensors and what :meth:`find` returns, which runs the call.
-        derives: how many functions of the graph it runs once per graph.
-        derives_anew: whether one of them also reads other values, so that it runs in each call.
+        parts: derivations from a graph, and the remainder; None without derivations.
+        finish: runs the call, from these tensors and the result of :meth:`find`.
+        derives: number of functions of the graph that run once per graph.
+        derives_anew: whether one of them also reads other values, and runs in each call.
         writes: whether it changes tensors in place.
         exact: whether it expects sizes of the recorded call.
-        by_nodes: normalises by the degrees of nodes, as is faster on a GPU.
-        state: shared with the programs of other layers for such calls.
+        by_nodes: whether to normalise by degrees of nodes, which is faster on a GPU.
+        state: shared with equal programs of other layers.
         constants: parameters, buffers and other values that it reads, by their names in the graph.
     """
 
@@ -111,7 +111,7 @@ class LayerProgram:
         self.writes = any(WRITES in node.meta for node in self.graph.nodes)
         self.derives = sum(_remembers(node) for node in self.graph.nodes)
         self.derives_anew = derives_anew(graph)
-        graphs = (graph,) if self.parts is None else (self.parts.rest, self.parts.derive)
+        graphs = (graph,) if self.parts is None else (self.parts.remainder, self.parts.derive)
         self._functions = tuple(map(_compiled, graphs))
         self._tensor_constants: tuple[str, ...] = ()
         if self.parts is not None:
@@ -177,7 +177,7 @@ def _remembers(node: torch.fx.Node) -> bool:
 
 
 def _without_sizes(graph: torch.fx.Graph) -> list[torch.fx.Node]:
-    """Return the nodes of a graph, but for sizes and what is computed for them alone."""
+    """Return the nodes of a graph, without sizes and computations of sizes."""
     nodes: list[torch.fx.Node] = []
     sizes: set[torch.fx.Node] = set()
     for node in reversed(graph.nodes):
@@ -250,10 +250,10 @@ def record(
         whole: see :class:`~pyg_accel.record.recorder.Recorder`.
 
     Returns:
-        The result, the recorder and the guard; None in place of it if the recorder has a reason.
+        The result, the recorder and the guard; no guard if the recorder has a reason.
 
     Raises:
-        NotComparable: if the call cannot be recorded; it was not run then.
+        NotComparable: if the call cannot be recorded; it did not run.
     """
     reading = Reading(layer, [getattr(type(layer), name) for name in entries])
     inputs = signature.leaves(args, kwargs)

@@ -23,11 +23,11 @@ from torch.utils._pytree import tree_map_only
 
 from pyg_accel.formula import Operand
 from pyg_accel.graph.memo import tensors_in
-from pyg_accel.record.about import ABOUT, EFFECT, WRITES, About
 from pyg_accel.record.calls import Calls
 from pyg_accel.record.dims import Dim
 from pyg_accel.record.edge_tensors import EdgeTensor, changed_in_place, name_of
 from pyg_accel.record.guard import NotComparable, Reading
+from pyg_accel.record.metadata import EFFECT, FACTS, WRITES, TensorFacts
 from pyg_accel.record.operators import Operators
 from pyg_accel.record.order import checks_first, drop_unused
 from pyg_accel.record.signature import LEAST
@@ -58,8 +58,8 @@ def perform(function: Callable[..., T], *args: Any, borrows: bool = False, **kwa
     Args:
         function: the function.
         args: of the call.
-        borrows: whether its results are derived from a graph, and shared: the layer has to return
-            copies of them, and must not change them.
+        borrows: whether its results are derived from a graph, and shared: the layer returns copies
+            of them, and must not change them.
         kwargs: of the call.
     """
     recorder = running_recorder.recorder
@@ -81,7 +81,7 @@ def copied(tensor: Tensor) -> Tensor:
     """
     copy = perform(torch.clone, tensor)
     if running_recorder.recorder is not None:
-        running_recorder.recorder.note_copy(tensor, copy)
+        running_recorder.recorder.copies.append((tensor, copy))
     return copy
 
 
@@ -99,16 +99,17 @@ class Recorder(TorchFunctionMode):
         inputs: the tensors among the arguments, in the order of the placeholders.
         sizes: of these tensors; None for a size that may be any.
         exact: see :class:`Sizes`.
-        whole: whether the call is that of a layer, not only of its propagate.
+        whole: whether the call is of a whole layer, not of its propagate.
 
     Attributes:
         reason: why the call cannot be recorded; empty if it can.
-        may_change: whether a later call like it may be recorded all the same.
-        overwrites: whether features that a message read were changed in place afterwards.
+        may_change: whether a later, similar call may be recorded nevertheless.
+        overwrites: whether inputs of messages were changed in place afterwards.
         graph: the recording.
-        constants: values that are no arguments, by the name of their node.
-        is_shareable: whether none of these may belong to the layer, but for tensors.
+        constants: values other than arguments, by the name of their node.
+        is_shareable: whether none of these, except for tensors, may belong to the layer.
         ran: code objects that ran and are followed.
+        copies: features that messages read, and their copies.
     """
 
     def __init__(
@@ -129,14 +130,14 @@ class Recorder(TorchFunctionMode):
         self.ran = self._calls.ran
         self._values: dict[int, tuple[Any, fx.Node]] = {}
         self._borrowed: list[Tensor] = []
-        self._copies: list[tuple[Tensor, Tensor]] = []  # of features that messages read
+        self.copies: list[tuple[Tensor, Tensor]] = []
         self._needed: set[int] = set()  # ids of copies whose originals were changed
         self._quiet = 0
         self._sizes = Sizes(exact=exact)
         self._modes = _modes()
         for number, tensor in enumerate(inputs):
             node = self.graph.placeholder(f"a{number}")
-            node.meta[ABOUT] = About.of(tensor)
+            node.meta[FACTS] = TensorFacts.of(tensor)
             self._values.setdefault(id(tensor), (tensor, node))
             dims = [dim for dim, size in enumerate(sizes[number]) if size is None]
             self._sizes.vary(tensor, node, dims, LEAST)
@@ -198,7 +199,7 @@ class Recorder(TorchFunctionMode):
         kwargs = kwargs or {}
         edges = [t for t in types if issubclass(t, EdgeTensor)]
         if asks_for_size(func):
-            return self._sizes.asked(func, args, kwargs)
+            return self._sizes.query(func, args, kwargs)
         if edges and torch._C._is_torch_function_enabled():
             kind = next((t for t in edges if not t.waits), edges[0])
             with self:
@@ -269,15 +270,11 @@ class Recorder(TorchFunctionMode):
             if borrows:
                 self._borrowed.append(tensor)
 
-    def note_copy(self, tensor: Tensor, copy: Tensor) -> None:
-        """Note a copy of features that a message reads."""
-        self._copies.append((tensor, copy))
-
     def _note_changes(self, changes: list[Tensor]) -> None:
-        if changes and self._copies:
+        if changes and self.copies:
             with torch._C.DisableTorchFunction():
                 memory = set(map(memory_of, changes))
-                needed = {id(copy) for t, copy in self._copies if memory_of(t) in memory}
+                needed = {id(copy) for t, copy in self.copies if memory_of(t) in memory}
             self._needed |= needed
             self.overwrites |= bool(needed)
 
@@ -289,11 +286,11 @@ class Recorder(TorchFunctionMode):
         return self.graph.call_function(function, args, kwargs)
 
     def _bind(self, value: Any, node: fx.Node) -> Iterator[tuple[Tensor, fx.Node]]:
-        """Note the result of a node; yield the tensors in it."""
+        """Note the result of a node; yield its tensors and their nodes."""
         if type(value) not in (*_NUMBERS, tuple, list) and not isinstance(value, _FACTS):
             self._values[id(value)] = (value, node)
             if isinstance(value, Tensor):
-                node.meta[ABOUT] = About.of(value)
+                node.meta[FACTS] = TensorFacts.of(value)
                 yield value, node
         if isinstance(value, (tuple, list)):
             for index, item in enumerate(value):
@@ -324,17 +321,13 @@ class Recorder(TorchFunctionMode):
         raise NotComparable(f"a function is called with a {type(value).__name__}")
 
     def node_of(self, value: Any) -> fx.Node:
-        """Return the node of a tensor or graph.
-
-        Raises:
-            NotComparable: if no recorded function has returned it.
-        """
+        """Return the node of a tensor or graph; NotComparable if no function has returned it."""
         entry = self._values.get(id(value))
         if entry is not None:
             return entry[1]
         if not isinstance(value, Tensor):
             raise NotComparable(f"a {type(value).__name__} that no function of torch has made")
-        node = self._constant(value)  # an attribute or a global, as the guard will tell
+        node = self._constant(value)  # an attribute or a global, which the guard checks
         self._values[id(value)] = (value, node)
         return node
 
@@ -349,7 +342,7 @@ class Recorder(TorchFunctionMode):
         self.constants[name] = value
         node = self.graph.get_attr(name)
         if isinstance(value, Tensor):
-            node.meta[ABOUT] = About.of(value)
+            node.meta[FACTS] = TensorFacts.of(value)
         return node
 
     @property
@@ -362,15 +355,11 @@ class Recorder(TorchFunctionMode):
         self._record_result(out)
         self._values.clear()
         self._borrowed.clear()
-        self._copies.clear()
+        self.copies.clear()
         self._sizes.clear()
 
     def check_sizes(self, floats: Collection[str]) -> None:
-        """Stop if code may depend on sizes in a way that is not recorded.
-
-        Args:
-            floats: names by which it may read floats.
-        """
+        """Stop if code, which may read ``floats``, depends on sizes in an unrecorded way."""
         if self._sizes.read and not self.exact and rounds(self.ran, floats):
             self.stop("what it does depends on sizes")
 
@@ -381,7 +370,7 @@ class Recorder(TorchFunctionMode):
             self.graph.output(self._returned(out))
         except NotComparable as error:
             return self.stop(f"its result: {error}")
-        for tensor, copy in self._copies:
+        for tensor, copy in self.copies:
             if self.whole and id(copy) not in self._needed:
                 self.node_of(copy).replace_all_uses_with(self.node_of(tensor))
                 self.graph.erase_node(self.node_of(copy))
@@ -406,7 +395,7 @@ class Recorder(TorchFunctionMode):
 
 
 def _is_of_no_layer(value: Any) -> bool:
-    """Whether a function has nothing but functions in its closure."""
+    """Whether a function only refers to other functions."""
     if type(value) is not types.FunctionType:
         return type(value) is Steps
     return all(_is_of_no_layer(cell.cell_contents) for cell in value.__closure__ or ())

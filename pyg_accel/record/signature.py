@@ -1,4 +1,4 @@
-"""The arguments that a program takes, and a flat function that checks those of a call."""
+"""The signature of a program, and a flat function that checks arguments of a call."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -25,7 +25,7 @@ class Signature:
         args: of a call.
         kwargs: of a call.
         other: of another call. Sizes that differ between the two may be any.
-        drift: by which factor these sizes may be larger or smaller than in the call.
+        drift: largest factor between these sizes and those of the call.
 
     Raises:
         NotComparable: if an argument is not a tensor, a number or a tuple of these.

@@ -1,4 +1,4 @@
-"""Knows which sizes in a recording differ between calls; programs compute these in each call.
+"""Tracks the sizes in a recording that differ between calls; programs compute them in each call.
 
 They are sizes of arguments that differed between two calls, the number of edges that a function of
 the graph returns or a mask selects, and sizes that follow from them.
@@ -26,7 +26,7 @@ from pyg_accel.record.edge_tensors import EdgeTensor, asks, name_of
 
 __all__ = ["Sizes", "asks_for_size", "is_fact", "rounds"]
 
-_ASKED = frozenset({"requires_grad"})
+_PROPERTIES = frozenset({"requires_grad"})
 # Properties that calls of one signature need not have in common.
 _IDENTITY = frozenset({
     "storage_offset", "_version", "untyped_storage", "_base", "data_ptr", "is_inference",
@@ -61,7 +61,7 @@ def asks_for_size(function: Callable[..., Any]) -> bool:
 
 
 def _asker() -> str:
-    """Return the file of the code that called the function of torch which a mode sees now."""
+    """Return the file that called the function of torch which a mode handles now."""
     frame: Any = sys._getframe(1)
     while frame.f_code.co_name != "__torch_function__":
         frame = frame.f_back
@@ -76,11 +76,11 @@ def is_fact(function: Any, name: str) -> bool:
         name = getattr(function.__self__, "__name__", "")
     if name in _IDENTITY:
         return is_package_file(_asker())
-    return asks(function) or name in _ASKED
+    return asks(function) or name in _PROPERTIES
 
 
 class Sizes:
-    """Knows which dimensions of tensors in a recording differ between calls.
+    """Tracks the dimensions of tensors in a recording that differ between calls.
 
     Args:
         exact: whether to fix the sizes that code of users reads: after a recording for any sizes
@@ -108,7 +108,7 @@ class Sizes:
                 for dim in dims
             }
 
-    def asked(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def query(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Return the sizes that a function reads from a tensor, as a :class:`Dim` if they vary."""
         with torch._C.DisableTorchFunction():
             result, tensor = function(*args, **kwargs), args[0]
@@ -134,7 +134,7 @@ class Sizes:
         return result
 
     def count(self, args: Any, parts: Sequence[Any]) -> None:
-        """Expect the sizes that decide into how many parts a function divides a tensor."""
+        """Expect the sizes that determine the number of results of a function."""
         whole = args[0] if args else None
         if not isinstance(whole, Tensor) or not parts or not isinstance(parts[0], Tensor):
             return

@@ -1,4 +1,4 @@
-"""Splits a program into what it derives from a graph, and the rest.
+"""Splits a program into derivations from a graph, and the remainder.
 
 Self-loops, normalisations, the CSR form and the like only depend on the graph and on sizes, so they
 are computed once and stored while the graph lives.
@@ -15,7 +15,7 @@ from pyg_accel.ops.relations import graph_of_pairs, pairs_of
 __all__ = ["DERIVED", "STORED", "Parts", "derives_anew", "split"]
 
 DERIVED = "derived"  # key of the metadata of nodes
-STORED = (graph_of, idle_rows_of, pairs_of, graph_of_pairs)  # functions that store what they return
+STORED = (graph_of, idle_rows_of, pairs_of, graph_of_pairs)  # functions that store their results
 
 
 class Parts(NamedTuple):
@@ -23,14 +23,14 @@ class Parts(NamedTuple):
 
     Attributes:
         derive: takes the tensors of a call and returns a tuple of derived values.
-        rest: takes these tensors and that tuple and returns the result.
+        remainder: takes these tensors and that tuple and returns the result.
         owners: positions of the tensors that ``derive`` reads.
         constants: names of the constants that ``derive`` reads.
         sizes: (position, dimension) of the sizes of other tensors that ``derive`` reads.
     """
 
     derive: fx.Graph
-    rest: fx.Graph
+    remainder: fx.Graph
     owners: tuple[int, ...]
     constants: tuple[str, ...]
     sizes: tuple[tuple[int, int], ...]
@@ -63,21 +63,21 @@ def split(graph: fx.Graph) -> Parts | None:
                 sizes[positions[argument], node.args[1]] = None  # type: ignore[index]
             else:
                 owners[positions[argument]] = None
-    derive, rest = fx.Graph(), fx.Graph()
+    derive, remainder = fx.Graph(), fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     for node in graph.nodes:
         if node.op == "placeholder" or node in needed:
             copies[node] = derive.node_copy(node, copies.__getitem__)
     derive.output(tuple(copies[node] for node in results))
-    copies = {node: rest.node_copy(node) for node in inputs}
-    derived = rest.placeholder("derived")
+    copies = {node: remainder.node_copy(node) for node in inputs}
+    derived = remainder.placeholder("derived")
     for index, node in enumerate(results):
-        copies[node] = rest.call_function(operator.getitem, (derived, index))
+        copies[node] = remainder.call_function(operator.getitem, (derived, index))
     for node in graph.nodes:
         if node not in copies and (node not in inside or not _is_value(node)):
-            copies[node] = rest.node_copy(node, copies.__getitem__)
+            copies[node] = remainder.node_copy(node, copies.__getitem__)
     sizes_of_others = tuple(key for key in sizes if key[0] not in owners)
-    return Parts(derive, rest, tuple(owners), tuple(constants), sizes_of_others)
+    return Parts(derive, remainder, tuple(owners), tuple(constants), sizes_of_others)
 
 
 def _derived(graph: fx.Graph) -> dict[fx.Node, None]:
@@ -109,7 +109,7 @@ def _is_value(node: fx.Node) -> bool:
 
 
 def _ancestors(nodes: list[fx.Node]) -> set[fx.Node]:
-    """Return nodes and those that they are computed from, without placeholders."""
+    """Return nodes and their ancestors, without placeholders."""
     ancestors: set[fx.Node] = set()
     pending = [*nodes]
     while pending:

@@ -31,13 +31,13 @@ class Steps:
 
     @staticmethod
     def of(inputs: Sequence[fx.Node], nodes: Collection[fx.Node]) -> "Steps":
-        """Return the functions of nodes, of which the last makes the result.
+        """Return the functions of nodes; the last one computes the result.
 
         Sizes among the arguments that differ between calls are expected from then on.
 
         Args:
-            inputs: the nodes that are given.
-            nodes: those that are computed, in order.
+            inputs: nodes of the arguments.
+            nodes: computed nodes, in order.
         """
         places = {node: _Place(number) for number, node in enumerate((*inputs, *nodes))}
 
@@ -61,5 +61,5 @@ class Steps:
         for function, args, kwargs in self.steps:
             args, kwargs = map_aggregate(args, filled), map_aggregate(kwargs, filled)
             values.append(function(*args, **kwargs))
-        made = values[-1]
-        return made if isinstance(made, list) else [made]
+        result = values[-1]
+        return result if isinstance(result, list) else [result]

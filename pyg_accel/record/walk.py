@@ -1,4 +1,4 @@
-"""Follows what code reads: from a layer by attributes, items and names to values that are final.
+"""Follows the values that code reads: from a layer by attributes, items and names to final values.
 
 A walk visits an object if code that ran names it, and notes what a guard compares: the items of
 dictionaries and containers, names of classes and modules, contents of closures, classes of objects.
@@ -37,7 +37,7 @@ _ALIASES = (
 )  # fmt: skip
 _SEQUENCES, _TABLES = (list, set, deque), (dict, OrderedDict, defaultdict)
 _ADDED = {PROGRAMS, "__slotnames__"}  # to classes, by this package and by the module copy
-_CONSTANTS = (int, float, str, bytes)  # of which an Enum may have its members
+_CONSTANTS = (int, float, str, bytes)  # types of members of an Enum
 
 
 class NotComparable(Exception):
@@ -53,37 +53,36 @@ class NotComparable(Exception):
 
 
 class Walk(Notes):
-    """What code reads from some roots on.
+    """A walk over the values that code reads from some roots.
 
     Args:
         names: of attributes that code reads.
         ran: code objects that ran; None while code runs, when any may.
-        outer: gets the classes, modules and globals that all layers of a class share, instead of
-            following them.
+        outer: collects the classes, modules and globals that all layers of a class share, which
+            are not followed then.
     """
 
     def __init__(
         self,
         names: Iterable[str] = (),
         ran: Collection[types.CodeType] | None = None,
-        *,
         of_modules: Iterable[str] = (),
-        asked: Collection[str] = (),
+        optional: Collection[str] = (),
         outer: list[Any] | None = None,
     ) -> None:
         super().__init__()
-        self.names, self.asked, self._ran = set(names), set(asked), ran
+        self.names, self.optional, self._ran = set(names), set(optional), ran
         self.of_modules = {*of_modules, *self.names}
         self._entered: set[types.CodeType] = set()
         self._outer = outer
         self._bases: set[type] = set()
-        self._held: list[Any] = []  # so that no identity is used twice
+        self._references: list[Any] = []  # so that no identity is used twice
         self._open: list[tuple[Mapping[str, Any], Callable[[str], None], bool]] = []
 
     # -- while code runs ---------------------------------------------------------------------------
 
     def enter(self, code: types.CodeType) -> None:
-        """Follow what code names, from now on."""
+        """Follow the names in code from now on."""
         if code in self._entered:
             return
         self._entered.add(code)
@@ -91,12 +90,12 @@ class Walk(Notes):
         if names.unseen:
             raise NotComparable(names.unseen)
         self.name(names.attributes)
-        self.asked |= names.asked
+        self.optional |= names.optional
         for function in self.functions.get(code, []):
             self._enter_function(function)
 
     def name(self, names: Iterable[str], *, of_modules: bool = False) -> None:
-        """Follow more names of attributes, all of them or those of modules."""
+        """Follow more names of attributes, of all objects or of modules only."""
         new = set(names) - self.of_modules
         self.of_modules |= new
         if not of_modules:
@@ -115,12 +114,12 @@ class Walk(Notes):
             if constant[0] is float:
                 self.floats.update(name.split("."))
             return
-        number = self._seen.get(id(value))
+        number = self._places.get(id(value))
         if number is not None:
             self.key.append(number)
             return
-        self._seen[id(value)] = len(self._seen)
-        self._held.append(value)
+        self._places[id(value)] = len(self._places)
+        self._references.append(value)
         cls: Any = type(value)
         if issubclass(cls, Tensor):
             self._tensor(name, value)
@@ -169,11 +168,11 @@ class Walk(Notes):
             self._object(name, value)
 
     def share(self, value: Any) -> None:
-        """Follow what another walk has left out: a class, a module, or globals that code names."""
+        """Follow an object in ``outer`` of another walk: a class, a module, or globals of code."""
         if isinstance(value, tuple):
             self._globals(*value)
         elif isinstance(value, types.ModuleType):
-            self._missing(vars(value), self.asked - vars(value).keys())
+            self._missing(vars(value), self.optional - vars(value).keys())
             self._namespace(value, vars(value), set())
         else:
             self._class(value)
@@ -251,11 +250,11 @@ class Walk(Notes):
             self.follow(name, item)
 
     def _items(self, name: str, table: Any) -> None:
-        """Follow the keys and the items of a dictionary, whose order counts too."""
+        """Follow the keys and the items of a dictionary, in order."""
         self.tables[id(table)] = table, dict(table)
         if not all(type(key) is str for key in table):  # others may be equal, and not the same
             self.lists[id(table)] = table, [*table]
-        self._held.append(table)
+        self._references.append(table)
         self.key.append(len(table))
         if type(table) is defaultdict:
             self.follow(name, table.default_factory)
@@ -286,7 +285,7 @@ class Walk(Notes):
             self._attributes(code.co_name, function)
 
     def _enter_function(self, function: types.FunctionType) -> None:
-        """Follow what a function reads when it runs."""
+        """Follow the values that a function reads when it runs."""
         code, name = function.__code__, function.__name__
         self.followed.append(function)
         self.follow(f"{name}.default", function.__defaults__)
@@ -299,7 +298,7 @@ class Walk(Notes):
                 raise NotComparable(f"'{variable}' has no value") from None
             self._cell(variable, cell, content)
         self.key.append(id(function.__globals__))
-        self._held.append(function.__globals__)
+        self._references.append(function.__globals__)
         self._share((code, function.__globals__))  # not the function: it may refer to the layer
 
     def _name_of(self, value: Any) -> None:
@@ -404,7 +403,7 @@ class Walk(Notes):
 
     def _note(self, label: str, owner: Any, space: Mapping[str, Any], name: str) -> None:
         """Note the value that a name has, and follow it."""
-        self._held.append(owner)
+        self._references.append(owner)
         noted = self.spaces.setdefault(id(owner), (space, {}))[1]
         if name not in noted:
             noted[name] = value = space[name]

@@ -12,7 +12,7 @@ from typing import Any
 from torch import fx
 
 from pyg_accel.formula import Binary, Formula, Operand, map_operands, operands_of, parse
-from pyg_accel.record.about import ABOUT
+from pyg_accel.record.metadata import FACTS
 from pyg_accel.rewrite.nodes import called
 
 __all__ = ["Attention", "ScoreOperand", "read_attention"]
@@ -117,7 +117,7 @@ def _operand(
         source = _linear_in(inner)
         if source is None or {*inner.users} != {chain[-1] if chain else user}:
             return ScoreOperand(index, node, None, ())
-        if source.meta[ABOUT].shape != inner.meta[ABOUT].shape or called(inner) == "mul":
+        if source.meta[FACTS].shape != inner.meta[FACTS].shape or called(inner) == "mul":
             chain.append(inner)
         inner = source
     return ScoreOperand(index, node, inner, tuple(reversed(chain)))
@@ -128,16 +128,16 @@ def _linear_in(node: fx.Node) -> fx.Node | None:
     if node.op != "call_function" or called(node) not in _LINEAR:
         return None
     source, *others = node.all_input_nodes
-    if not node.args or source is not node.args[0] or ABOUT not in source.meta:
+    if not node.args or source is not node.args[0] or FACTS not in source.meta:
         return None
     if source in node.args[1:] or source in node.kwargs.values():
         return None  # a square
-    rows, shape = source.meta[ABOUT].shape[:1], node.meta[ABOUT].shape
+    rows, shape = source.meta[FACTS].shape[:1], node.meta[FACTS].shape
     if shape[:1] != rows or len(shape) < 2:
         return None
-    if called(node) in ("view", "reshape") and shape != source.meta[ABOUT].shape:
+    if called(node) in ("view", "reshape") and shape != source.meta[FACTS].shape:
         return None
-    same = all(o.op == "get_attr" and _is_one_row(o.meta[ABOUT].shape, shape) for o in others)
+    same = all(o.op == "get_attr" and _is_one_row(o.meta[FACTS].shape, shape) for o in others)
     return source if same else None
 
 

@@ -10,10 +10,10 @@ from torch.nn import Module
 from pyg_accel.layers import MaxKGCNConv, MaxKGINConv, MaxKSAGEConv
 from pyg_accel.patching.context import context
 from pyg_accel.patching.programs import OfClass, Programs
-from pyg_accel.patching.recording import held
+from pyg_accel.patching.recording import valid_programs
 from pyg_accel.patching.running import running
 from pyg_accel.patching.sampling import in_force
-from pyg_accel.record.about import ABOUT
+from pyg_accel.record.metadata import FACTS
 from pyg_accel.record.program import LayerProgram
 from pyg_accel.rewrite.builder import Builder
 from pyg_accel.rewrite.lift import NotLifted, Region, regions_of
@@ -63,7 +63,7 @@ class Reassociation(Programs):
         if in_force() is not None and isinstance(self.layer, _MAXK):
             return "sampled() does not apply to layers with MaxK"
         admits = running.exchange is not None and any(
-            program.admit(args, kwargs) for program in held(self, context())
+            program.admit(args, kwargs) for program in valid_programs(self, context())
         )
         # A record needs the agreement of all ranks, and other ranks may not record this call.
         return "sizes of another kind" if admits else ""
@@ -130,7 +130,7 @@ class Reassociation(Programs):
                 slowest=None if running.exchange is None else running.exchange.slowest,
             )  # fmt: skip
         # With several precisions, or under autocast, the dtype of the result may change.
-        dtypes = {node.meta[ABOUT].dtype for node in program.graph.nodes if ABOUT in node.meta}
+        dtypes = {node.meta[FACTS].dtype for node in program.graph.nodes if FACTS in node.meta}
         cast = sum(dtype.is_floating_point for dtype in dtypes) > 1
         builder = Builder()
         for node in program.graph.nodes:
@@ -139,7 +139,7 @@ class Reassociation(Programs):
             else:
                 out = lower(builder, decision.region, decision.choice.tree, decision.assumed.static,
                             cast=cast)  # fmt: skip
-                if len(node.meta[ABOUT].shape) > 2:  # the layer may call view() to join the heads
+                if len(node.meta[FACTS].shape) > 2:  # the layer may call view() to join the heads
                     out = builder.call(Tensor.contiguous, out)
                 builder.replace(node, out)
         text = "; ".join(str(decision.choice.tree) for decision in decided.values())

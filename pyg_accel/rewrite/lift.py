@@ -17,7 +17,7 @@ import torch
 from torch import fx
 
 from pyg_accel import ops
-from pyg_accel.record.about import About
+from pyg_accel.record.metadata import TensorFacts
 from pyg_accel.rewrite.attention import Attention
 from pyg_accel.rewrite.builder import Builder
 from pyg_accel.rewrite.ir import Expr, Leaf, Map, Product, Sum, leaves_of
@@ -321,7 +321,7 @@ def _sums(node: fx.Node) -> bool:
         return False
     graph = node.args[0]
     return isinstance(graph, fx.Node) and called(graph) == "graph_of" and (
-        isinstance(facts_of(node), About)
+        isinstance(facts_of(node), TensorFacts)
     )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, fx
 
 from pyg_accel import ops
 from pyg_accel.graph import CBSR, Graph
-from pyg_accel.record.about import ABOUT
+from pyg_accel.record.metadata import FACTS
 from pyg_accel.rewrite.attention import Attention
 from pyg_accel.rewrite.builder import Builder, Edges
 from pyg_accel.rewrite.ir import Leaf, is_ones
@@ -39,11 +39,11 @@ def lower(
     """
     out = _Lowering(builder, region, tree, static).value(tree)
     assert isinstance(out, fx.Node)
-    shape = region.root.meta[ABOUT].shape
+    shape = region.root.meta[FACTS].shape
     if len(shape) == 3 and tree.heads == 1:
         out = builder.call(Tensor.unflatten, out, 1, (1, -1))
     if cast:
-        out = builder.call(Tensor.to, out, region.root.meta[ABOUT].dtype)
+        out = builder.call(Tensor.to, out, region.root.meta[FACTS].dtype)
     return out
 
 
@@ -147,7 +147,7 @@ class _Lowering:
                     chunks = self._b.call(Tensor.chunk, joint, len(parts), 1)
                     products = [self._b.call(getitem, chunks, n) for n in range(len(parts))]
                 for operand, product in zip(scores, products, strict=True):
-                    shape = (-1, *operand.node.meta[ABOUT].shape[1:])
+                    shape = (-1, *operand.node.meta[FACTS].shape[1:])
                     operands[operand.index] = self._b.call(Tensor.reshape, product, shape)
             else:
                 data = self.value(item)

@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import fx
 
-from pyg_accel.record.about import ABOUT, WRITES
 from pyg_accel.record.edge_tensors import name_of
+from pyg_accel.record.metadata import FACTS, WRITES
 from pyg_accel.record.split import DERIVED
 
 __all__ = ["called", "facts_of", "features_of", "lasts", "learning", "overwritten_nodes"]
@@ -22,7 +22,7 @@ def called(node: fx.Node) -> str:
 
 def facts_of(node: Any) -> Any:
     """Return the recorded facts of a tensor, such as its shape; None for other nodes."""
-    return node.meta.get(ABOUT) if isinstance(node, fx.Node) else None
+    return node.meta.get(FACTS) if isinstance(node, fx.Node) else None
 
 
 def features_of(exchange: fx.Node) -> fx.Node:
@@ -51,7 +51,7 @@ def learning() -> Callable[[fx.Node], bool]:
     def learns(node: fx.Node) -> bool:
         if node.all_input_nodes:
             return any(map(learns, node.all_input_nodes))
-        return ABOUT in node.meta and bool(node.meta[ABOUT].learns)
+        return FACTS in node.meta and bool(node.meta[FACTS].learns)
 
     return learns
 

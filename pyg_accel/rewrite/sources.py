@@ -11,7 +11,7 @@ from torch_geometric.utils import add_remaining_self_loops
 
 from pyg_accel import ops
 from pyg_accel.graph import Graph
-from pyg_accel.record.about import ABOUT
+from pyg_accel.record.metadata import FACTS
 from pyg_accel.rewrite.builder import Builder, Edges
 from pyg_accel.rewrite.nodes import called, lasts
 
@@ -80,7 +80,7 @@ def normalisation_of(
     bound = signature(norm).bind(*call.args[1:], **call.kwargs)
     bound.apply_defaults()
     named = bound.arguments
-    if (own := named["edge_weight"]) is not None and own.meta[ABOUT].learns:
+    if (own := named["edge_weight"]) is not None and own.meta[FACTS].learns:
         return None
     if (named["flow"] == "source_to_target") != (graph.args[3] == 1):
         return None
@@ -100,8 +100,8 @@ def views_of(node: fx.Node) -> list[fx.Node]:
     views = [node]
     while node.op == "call_function" and called(node) in _VIEWS:
         source: Any = node.args[0]
-        shape = source.meta[ABOUT].shape
-        if [n for n in shape if n != 1] != [n for n in node.meta[ABOUT].shape if n != 1]:
+        shape = source.meta[FACTS].shape
+        if [n for n in shape if n != 1] != [n for n in node.meta[FACTS].shape if n != 1]:
             break
         node = source
         views.append(node)
@@ -123,7 +123,7 @@ def edges_of(
         if not bases:
             return Edges(graph)
         (first, inverse), *others = bases
-        if not inverse and not others and lasts(first) and not first.meta[ABOUT].learns:
+        if not inverse and not others and lasts(first) and not first.meta[FACTS].learns:
             return Edges(graph, b.call(in_order_of, graph, first, derived=True))
         total = b.call(torch.Tensor.reshape, first, -1)
         total = b.call(torch.Tensor.reciprocal, total) if inverse else total

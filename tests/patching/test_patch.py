@@ -163,14 +163,14 @@ def test_an_optimized_model_leaves_programs_of_others(always, x, edge_index):
     with pyg_accel.patched(), torch.no_grad():
         models += [pyg_accel.optimize(GCN(x.size(1), 4, 2).eval(), x, edge_index)]
         layer(x, edge_index)
-        (program,) = programs.own(layer, "call").programs
+        (program,) = programs.find(layer, "call").programs
         code = SAGEConv.propagate.__code__
         models += [pyg_accel.optimize(GCN(x.size(1), 4, 2).eval(), x, edge_index)]
         models[1](x, edge_index)
         assert SAGEConv.propagate.__code__ is code
         assert program.guard.holds()
         layer(x, edge_index)
-        assert programs.own(layer, "call").programs == [program]
+        assert programs.find(layer, "call").programs == [program]
 
 
 def test_unpatch_without_patch_does_nothing():

@@ -165,7 +165,7 @@ def test_a_program_that_goes_on_with_an_old_value_is_found(x, edge_index, monkey
     with pyg_accel.patched():
         for _ in range(3):
             layer(x, edge_index)
-        assert programs.own(layer, "call").programs[0].state.used
+        assert programs.find(layer, "call").programs[0].state.used
         layer.scale = 2.0
         layer(x, edge_index)
         monkeypatch.setattr(gate, "unchanged", lambda parts: True)

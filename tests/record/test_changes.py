@@ -87,7 +87,7 @@ def test_features_changed_after_propagate_have_pygs_gradients_and_errors(
     expected = outcomes(copy.deepcopy(layer))
     with pyg_accel.patched():
         found = outcomes(layer)
-        (program,) = programs.own(layer, "call" if whole else "propagate").programs
+        (program,) = programs.find(layer, "call" if whole else "propagate").programs
     assert len(found) == len(expected)
     for mine, right in zip(found, expected, strict=True):
         assert (mine is None) == (right is None)

@@ -107,7 +107,7 @@ def test_results_and_gradients_are_those_of_pyg(
     with pyg_accel.patched(layer), use_backend("reference" if unbuilt else "auto"):
         for each, right in zip(graphs, expected, strict=True):
             torch.testing.assert_close(run(*each), right)
-        known = programs.own(layer, "call")
+        known = programs.find(layer, "call")
     assert known is not None
     for program in known.programs:
         codes = [f.__code__.co_consts + f.__code__.co_names for f in program._functions]

@@ -1442,7 +1442,7 @@ def test_plans_of_a_layer_are_limited() -> None:
         for k in range(40):
             layer.scale = k + 0.5
             layer(X, EDGES)
-        assert 0 < len(programs.own(layer, "call").programs) < 20
+        assert 0 < len(programs.find(layer, "call").programs) < 20
 
 
 def sampled_call(layer: nn.Module, given: tuple[Any, ...], **how: Any) -> Tensor:

@@ -256,7 +256,7 @@ def test_as_many_derived_edges_as_nodes(make: Callable[[], MessagePassing]) -> N
     same(copy.deepcopy(layer), calls, train=True)
     with pyg_accel.patched():
         layer(*calls[0])
-        (program,) = programs.own(layer, "call").programs
+        (program,) = programs.find(layer, "call").programs
     assert not any(node.target == "size" for node in program.graph.nodes)
 
 

@@ -1,4 +1,4 @@
-"""What torch functions do to lazy edge tensors.
+"""Rules of torch functions on lazy edge tensors.
 
 Three kinds of rules, tried in this order:
 
@@ -7,9 +7,8 @@ Three kinds of rules, tried in this order:
 * an elementwise function of several operands becomes part of the formula;
 * a reduction over the target nodes runs the formula.
 
-Anything else needs the tensor itself: narrow ones are written out (E x heads at most), and so are
-wide ones in a recording on a GPU with room for them. Others raise :class:`Unrecognised`, and PyG's
-own path runs.
+Any other function materialises narrow tensors (E x heads at most), and wide ones in a recording on
+a GPU with enough memory. Otherwise it raises :class:`Unrecognised`, and PyG's own path runs.
 """
 
 from collections.abc import Callable
@@ -41,18 +40,18 @@ def intercept(trace: Tracer, func: Callable[..., Any], args: Args, kwargs: Kwarg
     """Handle a torch function inside a trace: find gathers, follow views of edge_index."""
     name = name_of(func)
     if name == "index_select" and len(args) + len(kwargs) == 3:
-        given = dict(zip(_SELECT, args, strict=False)) | kwargs
-        if given.keys() == _SELECT.keys() and type(given["dim"]) is int:
-            source, dim, index = (given[key] for key in _SELECT)
+        arguments = dict(zip(_SELECT, args, strict=False)) | kwargs
+        if arguments.keys() == _SELECT.keys() and type(arguments["dim"]) is int:
+            source, dim, index = (arguments[key] for key in _SELECT)
             row = trace.row_of(index)
             if row is not None and _can_gather(source, dim):
                 return trace.gather(source, dim, row)
             if dim == 0 and products.chooses(trace, source, index):
                 return Matrices.of(source, index)
     elif name == "linear" and rowwise.defers(trace, args, kwargs):
-        given = dict(zip(_LINEAR, args, strict=False)) | kwargs
-        given["input"] = trace.leaf("e", given["input"], given["input"].shape, 0)
-        return record(func, tuple(given.values()), {})
+        arguments = dict(zip(_LINEAR, args, strict=False)) | kwargs
+        arguments["input"] = trace.leaf("e", arguments["input"], arguments["input"].shape, 0)
+        return record(func, tuple(arguments.values()), {})
     elif name == "__getitem__":
         source, index = args
         if source is trace.edge_index and type(index) is int:
@@ -80,7 +79,7 @@ def intercept(trace: Tracer, func: Callable[..., Any], args: Args, kwargs: Kwarg
 
 
 def _can_gather(source: Any, dim: int) -> bool:
-    """Whether a tensor has rows along a dimension; where it has none, torch is to raise."""
+    """Whether a tensor has this dimension; otherwise torch raises."""
     return (
         isinstance(source, Tensor)
         and not isinstance(source, LazyTensor)
@@ -89,7 +88,7 @@ def _can_gather(source: Any, dim: int) -> bool:
     )
 
 
-# Attributes that tell of numbers; others tell which object or memory a tensor is.
+# Attributes with values; others identify the object or its memory.
 _OF_NUMBERS = {"T", "mT", "H", "mH", "real", "imag", "data"}
 _OF_MEMORY = {
     "data_ptr", "storage", "untyped_storage", "storage_offset", "storage_type", "_typed_storage",
@@ -118,7 +117,7 @@ def apply(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
     if not args and named is not None:
         args, kwargs = (kwargs[named],), {k: v for k, v in kwargs.items() if k != named}
     in_place = name.endswith("_") and not name.endswith("__") and name[:-1] in RULES
-    scatters = name.startswith("scatter")  # those rules write into the tensor that they are given
+    scatters = name.startswith("scatter")  # these rules write into an argument
     if in_place and not scatters and not isinstance(args[0], LazyTensor):
         raise Unrecognised(f"'{name}' changes a tensor by messages in place")
     if kwargs.get("out") is None and (result := on_nodes(func, args, kwargs)) is not None:
@@ -139,7 +138,7 @@ def apply(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
 def _attribute(func: Callable[..., Any], args: Args) -> Any:
     name = getattr(func.__self__, "__name__", "")  # type: ignore[attr-defined]
     lazy: LazyTensor = args[0]
-    if name in ("requires_grad", "is_leaf"):  # what is made of features is a leaf without gradients
+    if name in ("requires_grad", "is_leaf"):  # computed features are a leaf without gradients
         operands = [lazy.tracer.operands[o.index] for o in operands_of(lazy.formula)]
         differentiable = torch.is_grad_enabled() and any(t.requires_grad for t in operands)
         return differentiable == (name == "requires_grad")
@@ -158,7 +157,7 @@ def _write_out(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
     if wide or any(map(has_network, lazies_in(args))):
         try:
             return record(func, args, kwargs)
-        except Declined:  # it needs the numbers
+        except Declined:  # it needs the values
             pass
     args, kwargs = replaced(LazyTensor, lambda lazy: _computed(lazy, name), args, kwargs)
     out = func(*args, **kwargs)
@@ -177,13 +176,13 @@ def _is_wide(lazy: LazyTensor) -> bool:
 def _computed(lazy: LazyTensor, name: str) -> Tensor:
     if _is_wide(lazy) and not (is_of_edges(lazy) or is_written_whole(lazy)):
         shape = plain_shape(lazy)
-        # Without the number of edges: the report has a row for every reason.
+        # Without the number of edges: the report has one row per reason.
         sizes = ["E" if d == lazy.edge_dim else str(n) for d, n in enumerate(shape)]
         raise Unrecognised(f"'{name}' on messages of [{', '.join(sizes)}]")
     if lazy.shared and name in _VIEWS_OF_MESSAGES:
         raise Unrecognised(f"'{name}' on a message that has views already")
     out = lazy.tracer.compute(lazy)
-    # From here on the tensor is what was written out: views of it may be changed in place.
+    # From now on it stands for the materialised tensor, whose views may change in place.
     number = lazy.tracer.add_operand("e", out.movedim(lazy.edge_dim, 0))
     lazy.formula, lazy.parts, lazy.later = Operand("e", number), None, IDENTITY
     lazy.summed = False

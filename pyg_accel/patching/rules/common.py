@@ -1,4 +1,4 @@
-"""What rules share: their registry, and moving work from edges to nodes."""
+"""The registry of rules, and common functions that move work from edges to nodes."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +9,7 @@ from torch import Tensor
 from pyg_accel.formula import Formula, Operand, map_operands
 from pyg_accel.ops.csr import IdleRows, idle_rows_of
 from pyg_accel.patching.lazy import IDENTITY, LazyTensor, first_operand, is_single_side
-from pyg_accel.patching.reasons import forced
+from pyg_accel.patching.reasons import unconditional
 from pyg_accel.record.edge_tensors import DeferredOperand, name_of, plain_shape
 from pyg_accel.record.recorder import perform
 
@@ -35,7 +35,7 @@ Rule = Callable[[Callable[..., Any], Args, Kwargs], Any]
 
 RULES: dict[str, Rule] = {}
 
-# Functions of features whose derivative is a number, whatever the features are.
+# Functions with a constant derivative.
 _FLAT = frozenset({
     "relu", "leaky_relu", "neg", "abs", "__neg__", "__abs__", "sum", "mean", "view", "reshape",
     "unsqueeze", "squeeze", "expand", "__getitem__", "select", "narrow", "chunk", "split",
@@ -43,12 +43,12 @@ _FLAT = frozenset({
     "contiguous", "detach", "to", "float", "double", "half", "bfloat16", "type", "type_as",
 })  # fmt: skip
 
-# Elements an edge up to which a tensor may be written out: attention scores of that many heads.
+# Largest materialised elements per edge: attention scores of that many heads.
 MAX_MATERIALIZED_WIDTH = 16
 
 
 def rule(*names: str) -> Callable[[Rule], Rule]:
-    """Register a rule for the torch functions of these names, in whatever module."""
+    """Register a rule for torch functions by name, in any module."""
 
     def register(function: Rule) -> Rule:
         for name in names:
@@ -79,13 +79,13 @@ def hoist(func: Callable[..., Any], lazy: LazyTensor, args: Args, kwargs: Kwargs
             lazy = without_idle_rows(lazy)
     operand = lazy.formula
     assert isinstance(operand, Operand)
-    given = trace.operands[operand.index]
-    if isinstance(given, DeferredOperand):
-        result = given.hoisted(func, args, kwargs)
+    features = trace.operands[operand.index]
+    if isinstance(features, DeferredOperand):
+        result = features.hoisted(func, args, kwargs)
     else:
         if name_of(func) not in _FLAT:
-            given = trace.own(given)
-        result = trace.apply(func, given, *args, **kwargs)
+            features = trace.protected(features)
+        result = trace.apply(func, features, *args, **kwargs)
 
     def wrap(value: Tensor) -> LazyTensor:
         shape = [trace.num_edges, *value.shape[1:]]
@@ -96,20 +96,20 @@ def hoist(func: Callable[..., Any], lazy: LazyTensor, args: Args, kwargs: Kwargs
 
 
 def without_idle_rows(lazy: LazyTensor) -> LazyTensor:
-    """Put ones in the rows that no edge reads: there features may be infinite, or no numbers.
+    """Put ones in the rows that no edge reads: features there may be infinite, or NaN.
 
-    The gradients of these rows are 0. Times a derivative that is infinite they would not be.
+    The gradients of these rows are 0, but not times an infinite derivative.
     """
-    trace, given, operand = lazy.tracer, first_operand(lazy), lazy.formula
+    trace, features, operand = lazy.tracer, first_operand(lazy), lazy.formula
     assert isinstance(operand, Operand)
-    # Products of whole matrices, which optimize() chooses, read all rows whatever is done here.
-    if isinstance(given, DeferredOperand) or forced.on:
+    # Dense products by optimize() read all rows anyway.
+    if isinstance(features, DeferredOperand) or unconditional.on:
         return lazy
     if operand.side == "e" or trace.repeated[operand.index]:  # all rows are read
         return lazy
     row = trace.end_of(operand.side)
-    idle = perform(idle_rows_of, trace.edge_index, row, given.size(0), borrows=True)
-    return trace.leaf(operand.side, perform(_with_ones, given, idle), plain_shape(lazy), 0)
+    idle = perform(idle_rows_of, trace.edge_index, row, features.size(0), borrows=True)
+    return trace.leaf(operand.side, perform(_with_ones, features, idle), plain_shape(lazy), 0)
 
 
 def _with_ones(features: Tensor, idle: IdleRows) -> Tensor:
@@ -128,17 +128,17 @@ def with_formula(lazy: LazyTensor, formula: Formula) -> LazyTensor:
 
 
 def share(source: LazyTensor, result: Any) -> Any:
-    """Note that two lazy tensors would share memory if they had any."""
+    """Note that a lazy tensor is a view of another one."""
     for value in result if isinstance(result, (list, tuple)) else (result,):
         source.shared = value.shared = True
     return result
 
 
 def need_formula(lazy: Any, *, later: bool = False, summed: bool = False) -> LazyTensor:
-    """Return the argument if it is a lazy tensor of floating point features; decline if not.
+    """Return the argument if it is a lazy tensor of floating-point features; otherwise decline.
 
-    With ``later``, also if something is left to do after its formula; with ``summed``, also if its
-    formula sums over the width.
+    ``later`` admits tensors with a function after the reduction, ``summed`` formulas with a sum
+    over the width.
     """
     if not isinstance(lazy, LazyTensor) or lazy.parts is not None:
         raise Declined

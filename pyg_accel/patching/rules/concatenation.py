@@ -1,4 +1,4 @@
-"""Concatenations and what follows them: linear layers; stacks; sums over features."""
+"""Concatenations and their linear layers; stacks; sums over features."""
 
 from collections.abc import Callable
 from functools import reduce
@@ -27,14 +27,14 @@ from pyg_accel.record.edge_tensors import DeferredOperand, materialize, plain_sh
 
 # Of what a linear layer makes of features of edges: so much of it waits for its block.
 FEWEST_BYTES = 64 << 20
-# Outputs of a linear layer up to which dot products along the edges beat matrix products in blocks.
+# Most outputs of a linear layer for which dot products along edges beat matrix products in blocks.
 FEW_DOTS = 4
 
 
 @rule("linear")
 def _linear(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
-    given = dict(zip(("input", "weight", "bias"), args, strict=False)) | kwargs
-    lazy, weight, bias = given["input"], given["weight"], given.get("bias")
+    arguments = dict(zip(("input", "weight", "bias"), args, strict=False)) | kwargs
+    lazy, weight, bias = arguments["input"], arguments["weight"], arguments.get("bias")
     if not isinstance(lazy, LazyTensor) or lazy.edge_dim != 0:
         raise Declined
     _check_linear(lazy, weight, bias)
@@ -59,8 +59,8 @@ def _linear_of_parts(
 ) -> Any:
     """A linear layer of a concatenation: a sum of linear layers, each on its own nodes.
 
-    A difference of two of the parts takes their layers too. That loses no digits which the layer of
-    these parts does not lose as well, and a difference of others stays one: it may be small.
+    A difference of two other parts uses their layers too, as it loses no more digits than these.
+    Any other difference is computed first: it may be small.
     """
     trace, start = lazy.tracer, 0
     trace.linear_bytes = max(trace.linear_bytes, weight.size(0) * weight.element_size())
@@ -69,13 +69,13 @@ def _linear_of_parts(
         stop = start + plain_shape(part)[-1]
         columns.append(trace.apply(Tensor.__getitem__, weight, (slice(None), slice(start, stop))))
         start = stop
-    known = {part.formula for part in map(_of_one_side, parts) if part is not None}
-    own: dict[Any, tuple[LazyTensor, Tensor]] = {}  # by operand: its lazy tensor and its columns
+    single_sided = {part.formula for part in map(_of_one_side, parts) if part is not None}
+    terms: dict[Any, tuple[LazyTensor, Tensor]] = {}  # by operand: its lazy tensor and its columns
     others: list[tuple[Any, Tensor]] = []
 
     def add(part: LazyTensor, mine: Tensor) -> None:
-        before = own.get(part.formula)
-        own[part.formula] = (
+        before = terms.get(part.formula)
+        terms[part.formula] = (
             part,
             mine if before is None else trace.apply(torch.add, before[1], mine),
         )
@@ -85,13 +85,13 @@ def _linear_of_parts(
         one = _of_one_side(part)
         if one is not None:
             add(one, mine)
-        elif ends is not None and not known.isdisjoint(end.formula for end in ends):
+        elif ends is not None and not single_sided.isdisjoint(end.formula for end in ends):
             add(ends[0], mine)
             add(ends[1], trace.apply(torch.neg, mine))
         else:
             others.append((part, mine))
     total: Any = None
-    for part, mine in [*own.values(), *others]:
+    for part, mine in [*terms.values(), *others]:
         term = _linear_of_part(func, trace, part, mine, bias)
         bias = None
         total = term if total is None else total + term
@@ -114,12 +114,12 @@ def _linear_of_part(
 
 
 def _of_one_side(part: Tensor) -> LazyTensor | None:
-    """Return a part that is features of nodes, or of edges, which a linear layer takes there."""
+    """Return a part if it is a single operand, on which a linear layer can run."""
     return part if isinstance(part, LazyTensor) and is_single_side(part) else None
 
 
 def _difference(part: Any) -> tuple[LazyTensor, LazyTensor] | None:
-    """The two sides of a part that is a difference of two operands of its own shape."""
+    """The operands of a part that is a difference of two operands of its shape."""
     if not isinstance(part, LazyTensor) or not isinstance(part.formula, Binary):
         return None
     trace, shape, ends = part.tracer, plain_shape(part), []
@@ -134,7 +134,7 @@ def _difference(part: Any) -> tuple[LazyTensor, LazyTensor] | None:
 
 
 def _check_linear(lazy: LazyTensor, weight: Any, bias: Any) -> None:
-    """Decline what is no matrix for the features, so that PyG's path raises what PyG raises."""
+    """Decline invalid weights, so that PyG's path raises its own error."""
     if any(
         not isinstance(t, Tensor) or isinstance(t, LazyTensor)
         for t in (weight, bias)
@@ -160,10 +160,10 @@ def _matmul(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
 
 
 def _narrow_linear(lazy: LazyTensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """A few dot products an edge, of messages that are not written out.
+    """A few dot products per edge, without materialised messages.
 
-    Moving the layer to the nodes, term by term, would be faster but subtract large numbers where
-    the message is a small difference.
+    Moving the layer to the nodes, term by term, would be faster, but lose digits of messages that
+    are small differences.
     """
     most = MAX_MATERIALIZED_WIDTH if reasons_against(lazy.tracer) else FEW_DOTS
     if has_network(lazy) or weight.size(0) > most:
@@ -196,7 +196,7 @@ _AUTOCAST = {torch.float32, torch.float16, torch.bfloat16}
 
 
 def concatenate(tensors: list[Any]) -> LazyTensor:
-    """Return a concatenation of features that waits for the linear layer to come."""
+    """Return a concatenation of features, deferred until its linear layer."""
     lead = next(t for t in tensors if isinstance(t, LazyTensor))
     parts: list[Tensor] = []
     for t in tensors:
@@ -212,7 +212,7 @@ def concatenate(tensors: list[Any]) -> LazyTensor:
             raise Unrecognised("a concatenation of shapes that do not fit", permanent=False)
         dtypes = {t.dtype for t in parts}
         cast = torch.is_autocast_enabled(lead.device.type) and dtypes <= _AUTOCAST
-        if len(dtypes) > 1 and not cast:  # the widest would be that of all parts
+        if len(dtypes) > 1 and not cast:  # the result would have the widest dtype
             raise Declined
         shape = [*lead.shape[:-1], sum(t.shape[-1] for t in parts)]
         dtype = reduce(torch.promote_types, dtypes)

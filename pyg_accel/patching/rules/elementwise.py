@@ -1,4 +1,4 @@
-"""Elementwise functions: part of the formula, or done on the nodes."""
+"""Elementwise functions, in the formula or on the nodes."""
 
 import math
 from collections.abc import Callable
@@ -28,7 +28,7 @@ from pyg_accel.record.edge_tensors import DeferredOperand, materialize, plain_sh
 
 
 def assign(target: LazyTensor, result: Any) -> LazyTensor:
-    """Give an in-place function's result to the tensor it was called on."""
+    """Assign the result of an in-place function to its tensor."""
     if target.shared or not isinstance(result, LazyTensor):
         raise Unrecognised("an in-place change of an edge tensor that has views")
     if plain_shape(result) != plain_shape(target):
@@ -59,7 +59,7 @@ def _unary(build: Callable[..., Formula]) -> Rule:
 
 
 def _is_finite(value: Any) -> bool:
-    """Whether formulas have text for a number; None and what is no number at all may pass."""
+    """Whether formulas can express a number; True for None and other values."""
     return not isinstance(value, float) or math.isfinite(value)
 
 
@@ -93,8 +93,8 @@ RULES["square"] = _unary(lambda x: Binary("mul", x, x))
 RULES["reciprocal"] = _unary(lambda x: Binary("div", Const(1.0), x))
 RULES["rsqrt"] = _unary(lambda x: Binary("div", Const(1.0), Unary("sqrt", x)))
 RULES["pow"] = RULES["__pow__"] = _unary(_pow)
-# There is none for elu and clamp. Of exp(x) - 1 nothing is left where x is small, nor of
-# m + relu(x - m) where m is large; the gradient of relu is 0 at 0, that of clamp(min=0) is 1.
+# None for elu and clamp: exp(x) - 1 loses all digits for small x, and m + relu(x - m) for large m;
+# the gradient of relu at 0 is 0, but the gradient of clamp(min=0) is 1.
 
 
 def _binary(op: str, *, swap: bool = False) -> Rule:
@@ -124,7 +124,7 @@ for _op, _each in (("add", "__radd__"), ("sub", "__rsub__"), ("sub", "rsub"), ("
 
 @rule("where")
 def _where(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
-    """Choose between messages by a condition that is no message."""
+    """Select between messages by a condition that is not a message."""
     condition = args[0]
     if len(args) != 3 or kwargs or isinstance(condition, LazyTensor):
         raise Declined
@@ -157,10 +157,10 @@ for _each in ("__iadd__", "__isub__", "__imul__", "__itruediv__"):
 
 
 def _combine(op: str, left: Any, right: Any) -> LazyTensor:
-    """Add an operation to the formula, or do it on the nodes if only one side takes part."""
+    """Add an operation to the formula, or apply it on the nodes of a single side."""
     lead = need_formula(left if isinstance(left, LazyTensor) else right, summed=True)
     trace = lead.tracer
-    if op in ("add", "sub"):  # whose gradients read nothing
+    if op in ("add", "sub"):  # their gradients save nothing
         left, right = (trace.unchanged(t) if type(t) is Tensor else t for t in (left, right))
     a, b = _as_lazy(trace, left, lead), _as_lazy(trace, right, lead)
     shapes = [plain_shape(t) for t in (a, b) if isinstance(t, LazyTensor)]
@@ -186,7 +186,7 @@ def _combine(op: str, left: Any, right: Any) -> LazyTensor:
 
 
 def _beside_sums(value: "LazyTensor | float", shape: torch.Size) -> "LazyTensor | float":
-    """Bring an argument into the form of one that is summed: [rows, heads | 1, width | 1]."""
+    """Reshape an argument like operands of sums: [rows, heads | 1, width | 1]."""
     if not isinstance(value, LazyTensor) or value.summed:
         return value
     if value.edge_dim != 0 or len(shape) > 2:
@@ -204,7 +204,7 @@ def _formula(value: "LazyTensor | float") -> Formula:
 
 
 def _as_lazy(trace: Tracer, value: Any, lead: LazyTensor) -> "LazyTensor | float":
-    """Bring an argument into the form of a formula: a number, or a tensor of edges."""
+    """Convert an argument for a formula: to a number, or a tensor of edges."""
     if isinstance(value, LazyTensor):
         lazy = need_formula(value, summed=True)
         if len(plain_shape(lazy)) - lazy.edge_dim != len(plain_shape(lead)) - lead.edge_dim:
@@ -234,7 +234,7 @@ def _as_lazy(trace: Tracer, value: Any, lead: LazyTensor) -> "LazyTensor | float
 
 
 def _node_value(value: "LazyTensor | float") -> Any:
-    """The operand behind a lazy tensor of one side; a number is itself."""
+    """The operand of a lazy tensor that is a single one; numbers are returned as they are."""
     if not isinstance(value, LazyTensor):
         return value
     assert isinstance(value.formula, Operand)
@@ -244,7 +244,7 @@ def _node_value(value: "LazyTensor | float") -> Any:
 def _combine_on_nodes(
     op: str, a: "LazyTensor | float", b: "LazyTensor | float", shape: torch.Size, edge_dim: int
 ) -> LazyTensor | None:
-    """Do an operation on nodes if one side alone takes part (with numbers, shared rows)."""
+    """Apply an operation on nodes if it has a single side (with numbers and shared rows)."""
     lazies = [t for t in (a, b) if isinstance(t, LazyTensor)]
     if edge_dim != 0 or not all(is_single_side(t) and t.edge_dim == 0 for t in lazies):
         return None
@@ -252,10 +252,10 @@ def _combine_on_nodes(
         return None
     trace = lazies[0].tracer
     operands = [t.formula for t in lazies if isinstance(t.formula, Operand)]
-    own = {o.side for o in operands if not trace.repeated[o.index]}
-    if len(own) > 1 or (own == {"e"} and len(lazies) == 2):
+    sides = {o.side for o in operands if not trace.repeated[o.index]}
+    if len(sides) > 1 or (sides == {"e"} and len(lazies) == 2):
         return None
-    if op in ("mul", "div") and trace.records_gradients:  # a derivative is made of the other one
+    if op in ("mul", "div") and trace.records_gradients:  # a derivative reads the other argument
         learns = [isinstance(t, LazyTensor) and first_operand(t).requires_grad for t in (a, b)]
         a = without_idle_rows(a) if isinstance(a, LazyTensor) and learns[1] else a
         if isinstance(b, LazyTensor) and (learns[0] or (op == "div" and learns[1])):
@@ -268,6 +268,6 @@ def _combine_on_nodes(
     left, right = (_node_value(t) for t in (a, b))
     with torch._C.DisableTorchFunctionSubclass():
         result = FUNCTIONS[op].torch(left, right)
-    side = own.pop() if own else "v"
+    side = sides.pop() if sides else "v"
     repeated = all(trace.repeated[o.index] for o in operands)
     return trace.leaf(side, result, [trace.num_edges, *result.shape[1:]], 0, repeated=repeated)

@@ -1,7 +1,7 @@
-"""Functions that work row by row: what a network may consist of, and how it is recorded.
+"""Functions that work row by row, of which networks consist, and their recording.
 
-Whatever looks at several edges at once (statistics of a batch, a softmax over the edges), draws
-random numbers or changes a tensor is not among them.
+Functions of several edges at once (statistics of a batch, a softmax over the edges), random numbers
+and in-place functions are not among them.
 """
 
 import dis
@@ -42,15 +42,15 @@ _EACH = frozenset({
     "rsqrt", "selu", "sigmoid", "sign", "silu", "sin", "sinh", "softplus", "softsign", "sqrt",
     "square", "tan", "tanh", "tanhshrink", "threshold",
 })  # fmt: skip
-# Along one dimension, with the place of `dim` among the arguments.
+# Along one dimension, with the position of `dim` among the arguments.
 _ALONG = {"softmax": 1, "log_softmax": 1, "logsumexp": 1, "sum": 1, "mean": 1, "amax": 1,
           "amin": 1, "max": 1, "min": 1, "norm": 2, "normalize": 2, "cumsum": 1,
           "unbind": 1}  # fmt: skip
-_EXTREMES = ("max", "min")  # along one dimension: numbers, and where they are
+_EXTREMES = ("max", "min")  # along one dimension: values and indices
 _PICKS = frozenset({"__getitem__", "narrow", "select", "chunk", "split", "tensor_split"})
-# Results share memory with what they are made of.
+# Results share memory with arguments.
 _PARTS = _PICKS | {"unbind", "transpose", "swapaxes", "permute"}
-# What rules do with the others does not depend on their operands, or copies nothing.
+# Rules for others do not depend on operands, or copy nothing.
 _ON_NODES = _PARTS.union(_EACH, _ALONG) - {
     "clone", "contiguous", "detach", "bfloat16", "double", "float", "half",
 }  # fmt: skip
@@ -59,7 +59,7 @@ _PRODUCTS = frozenset({"matmul", "__matmul__", "bmm", "einsum", "@"})
 
 
 def record(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
-    """Put a function off that works row by row; decline any other one."""
+    """Defer a function that works row by row; decline others."""
     name = name_of(func)
     lead = next(iter(lazies_in(args)), None)
     if lead is None or not lead.tracer.runs_networks:
@@ -93,7 +93,7 @@ def record(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
 
 
 def on_nodes(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
-    """Apply a function that works row by row to the operand of messages that are one.
+    """Apply a function that works row by row to messages that are a single operand.
 
     Returns:
         None for other functions and messages.
@@ -108,7 +108,7 @@ def on_nodes(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
     ):
         return None
     operand = first_operand(lazy)
-    if name in _EACH:  # formulas may read weights and products that wait
+    if name in _EACH:  # formulas may read deferred weights and products
         if isinstance(operand, DeferredOperand) and not isinstance(operand, Network):
             return None
     elif plain_shape(operand)[1:] != plain_shape(lazy)[1:]:  # it broadcasts
@@ -128,7 +128,7 @@ def lazies_in(args: Args) -> list[LazyTensor]:
 
 
 def _nodes(trace: Tracer, value: Any, *, beside: bool = False) -> Any:
-    """Arguments with nodes for tensors; those of edges are ``beside`` lazy ones in a list."""
+    """Arguments with nodes for tensors; edge tensors are allowed ``beside`` lazy ones in a list."""
     if isinstance(value, LazyTensor) or (beside and isinstance(value, Tensor)):
         return node_of(trace, value)
     if isinstance(value, Tensor):
@@ -142,7 +142,7 @@ def _nodes(trace: Tracer, value: Any, *, beside: bool = False) -> Any:
 
 
 def _like(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
-    """What the function returns, without data."""
+    """The result of a function, without data."""
 
     def change(value: Any) -> Any:
         if isinstance(value, (list, tuple)):
@@ -187,10 +187,10 @@ def _works_by_row(name: str, args: Args, kwargs: Kwargs, lead: LazyTensor) -> bo
         normalized = args[1] if len(args) > 1 else kwargs.get("normalized_shape", ())
         return len(normalized) < rank
     if name == "batch_norm":
-        given = dict(
+        params = dict(
             zip(("input", "mean", "var", "weight", "bias", "training"), args, strict=False)
         )
-        training = given.get("training", kwargs.get("training", False))
+        training = params.get("training", kwargs.get("training", False))
         return rank > 1 and not training
     if name in ("prelu", "group_norm"):
         return rank > 1
@@ -221,14 +221,14 @@ def _works_by_row(name: str, args: Args, kwargs: Kwargs, lead: LazyTensor) -> bo
 
 
 def leaves_edges_alone(name: str, args: Args, kwargs: Kwargs) -> bool:
-    """Whether what is picked of a tensor of edges is picked of all of them."""
+    """Whether an index selects the same from every edge."""
     rank = len(plain_shape(args[0]))
     if name == "__getitem__":
         index = args[1] if isinstance(args[1], tuple) else (args[1],)
         if not all(i is None or i is Ellipsis or isinstance(i, (int, slice)) for i in index):
             return False
         taken = sum(i is not None and i is not Ellipsis for i in index)
-        # Dimensions that come from the right may not reach the first.
+        # Dimensions that count from the right must not reach the first.
         return index[:1] == (slice(None),) or (index[:1] == (Ellipsis,) and taken < rank)
     place = 1 if name in ("narrow", "select") else 2
     dim = args[place] if len(args) > place else kwargs.get("dim")
@@ -240,7 +240,7 @@ def leaves_edges_alone(name: str, args: Args, kwargs: Kwargs) -> bool:
 
 @lru_cache(maxsize=256)
 def makes_matrices(code: CodeType | None) -> bool:
-    """Whether a message multiplies matrices: then a network may make one for every edge."""
+    """Whether a message multiplies matrices, of which a network may compute one per edge."""
     if code is None:
         return False
     steps = list(dis.get_instructions(code))
@@ -249,9 +249,9 @@ def makes_matrices(code: CodeType | None) -> bool:
 
 
 def defers(trace: Tracer, args: Args, kwargs: Kwargs) -> bool:
-    """Whether a linear layer on a tensor of edges is to wait for what becomes of it."""
-    given = dict(zip(("input", "weight", "bias"), args, strict=False)) | kwargs
-    x, weight = given.get("input"), given.get("weight")
+    """Whether to defer a linear layer on a tensor of edges."""
+    params = dict(zip(("input", "weight", "bias"), args, strict=False)) | kwargs
+    x, weight = params.get("input"), params.get("weight")
     return not reasons_against(trace) and (
         isinstance(x, Tensor)
         and not isinstance(x, LazyTensor)
@@ -264,10 +264,10 @@ def defers(trace: Tracer, args: Args, kwargs: Kwargs) -> bool:
 
 
 def product(left: Any, right: Any) -> LazyTensor:
-    """Multiply [E, 1, I] by matrices [E, I, O] that a linear layer makes of others: [E, 1, O]."""
-    # A compiler's tensors are no plain ones.
+    """Multiply [E, 1, I] by matrices [E, I, O] from a linear layer: [E, 1, O]."""
+    # Tensors of a compiler are subclasses.
     if isinstance(left, LazyTensor) and not isinstance(right, (EdgeTensor, Parameter)):
-        for reason in reasons_against(left.tracer):  # or it would be a lazy one
+        for reason in reasons_against(left.tracer):  # otherwise it would be lazy
             raise Unrecognised(reason, permanent=False)
     if not (isinstance(left, LazyTensor) and isinstance(right, LazyTensor)):
         raise Declined
@@ -280,9 +280,9 @@ def product(left: Any, right: Any) -> LazyTensor:
     node = viewed(matrices.node) if isinstance(matrices, Network) else None
     if node is None or node.target is not torch.nn.functional.linear:
         raise Declined
-    given: dict[str, Any] = dict(zip(("input", "weight", "bias"), node.args, strict=False))
-    given |= node.kwargs
-    weight = given["weight"].meta["tensor"]
+    params: dict[str, Any] = dict(zip(("input", "weight", "bias"), node.args, strict=False))
+    params |= node.kwargs
+    weight = params["weight"].meta["tensor"]
     if weight.size(0) != of_matrix[1] * of_matrix[2]:
         raise Declined
     with torch._C.DisableTorchFunctionSubclass():
@@ -290,6 +290,6 @@ def product(left: Any, right: Any) -> LazyTensor:
             raise Declined
     trace = left.tracer
     x = calls(trace, torch.reshape, node_of(trace, left), (-1, shape[2]))
-    out = calls(trace, edge_product, x, given["input"], given["weight"], given.get("bias"))
-    made = calls(trace, torch.reshape, out, (-1, 1, of_matrix[2]))
-    return leaf(trace, made, (shape[0], 1, of_matrix[2]), weight.dtype)
+    out = calls(trace, edge_product, x, params["input"], params["weight"], params.get("bias"))
+    rows = calls(trace, torch.reshape, out, (-1, 1, of_matrix[2]))
+    return leaf(trace, rows, (shape[0], 1, of_matrix[2]), weight.dtype)

@@ -1,4 +1,4 @@
-"""Reductions over the target nodes: where formulas are run."""
+"""Reductions over the target nodes, which run formulas."""
 
 from collections.abc import Callable
 from typing import Any
@@ -28,7 +28,7 @@ def _new(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
 
 
 def reduce_over_targets(lazy: LazyTensor, reduces: list[str], num_rows: int | None) -> list[Tensor]:
-    """Reduce messages over their target nodes, several ways in one pass."""
+    """Reduce messages over their target nodes, with several reductions in one pass."""
     return lazy.tracer.reduce(_need_message(lazy), reduces, num_rows)
 
 
@@ -47,43 +47,43 @@ def _need_message(lazy: LazyTensor) -> LazyTensor:
 
 
 def _scattered(args: Args, names: tuple[str, ...], kwargs: Kwargs) -> dict[str, Any]:
-    given = dict(zip(names, args, strict=False)) | kwargs
-    lazy, out, dim = given.get("src"), given.get("self"), given.get("dim")
+    params = dict(zip(names, args, strict=False)) | kwargs
+    lazy, out, dim = params.get("src"), params.get("self"), params.get("dim")
     if not isinstance(lazy, LazyTensor) or not isinstance(out, Tensor) or type(dim) is not int:
         raise Declined
     if isinstance(out, LazyTensor):
         raise Declined
     lazy = _need_message(lazy)
     shape, place = plain_shape(lazy), lazy.edge_dim
-    # An index of fewer columns, or a wider tensor to add to, leaves out a part of either.
-    if lazy.tracer.row_of(given.get("index"), shape, place) != lazy.tracer.target:
+    # An index with fewer columns, or a wider output, would skip elements.
+    if lazy.tracer.row_of(params.get("index"), shape, place) != lazy.tracer.target:
         raise Declined
-    rest = (*shape[:place], *shape[place + 1 :])
+    trailing = (*shape[:place], *shape[place + 1 :])
     if not -len(shape) <= dim < len(shape) or dim % len(shape) != place:
         raise Declined
-    if out.dim() != len(shape) or (*out.shape[:place], *out.shape[place + 1 :]) != rest:
+    if out.dim() != len(shape) or (*out.shape[:place], *out.shape[place + 1 :]) != trailing:
         raise Declined
     with torch._C.DisableTorchFunctionSubclass():
         if out.dtype != lazy.dtype:
             raise Declined
-    return given
+    return params
 
 
 @rule("scatter_add")
 def _scatter_add(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
-    given = _scattered(args, ("self", "dim", "index", "src"), kwargs)
-    lazy, out = given["src"], given["self"]
+    params = _scattered(args, ("self", "dim", "index", "src"), kwargs)
+    lazy, out = params["src"], params["self"]
     (total,) = reduce_over_targets(lazy, ["sum"], out.size(lazy.edge_dim))
     return out.add_(total) if name_of(func).endswith("_") else out + total
 
 
 def _is_filled(out: Tensor, reduce: str) -> bool:
-    """Return whether a tensor has what the kernels give to targets without edges."""
+    """Return whether a tensor is filled with the result for targets without edges."""
     start, name = (1.0, "ones") if reduce == "prod" else (0.0, "zeros")
     recorder = running_recorder.recorder
     if recorder is not None and recorder.is_new(out, (name, f"new_{name}", f"{name}_like")):
         return True
-    # To look at what is there is to wait for the device.
+    # Reading the values waits for the device.
     return not is_captured(out) and bool((out == start).all())
 
 
@@ -92,11 +92,12 @@ _SCATTER_REDUCES = {"sum": "sum", "mean": "mean", "prod": "prod", "amax": "max",
 
 @rule("scatter_reduce")
 def _scatter_reduce(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
-    given = _scattered(args, ("self", "dim", "index", "src", "reduce"), kwargs)
-    lazy, out, reduce = given["src"], given["self"], _SCATTER_REDUCES.get(given.get("reduce", ""))
+    params = _scattered(args, ("self", "dim", "index", "src", "reduce"), kwargs)
+    lazy, out = params["src"], params["self"]
+    reduce = _SCATTER_REDUCES.get(params.get("reduce", ""))
     if reduce is None or out.requires_grad:
         raise Declined
-    if given.get("include_self", True) != (reduce == "prod") or not _is_filled(out, reduce):
+    if params.get("include_self", True) != (reduce == "prod") or not _is_filled(out, reduce):
         raise Declined
     (result,) = reduce_over_targets(lazy, [reduce], out.size(lazy.edge_dim))
     return out.copy_(result) if name_of(func).endswith("_") else result

@@ -1,4 +1,4 @@
-"""Views and slices of lazy tensors, which are those of their operands."""
+"""Views and slices of lazy tensors, applied to their operands."""
 
 from collections.abc import Callable
 from typing import Any
@@ -81,32 +81,32 @@ def _reshape(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
             result = map_operands_of(
                 need_formula(lazy), lambda t: _reshape_rows(t, old[1:], tuple(new[1:])), new
             )
-        except Declined:  # operands that broadcast in what is merged: the reduced messages will do
+        except Declined:  # merged dimensions broadcast: reshape after the reduction
             later = lazy.later.then(PostReduce(lambda t: t.reshape(t.size(0), *new[1:])))
             result = LazyTensor(lazy.tracer, lazy.formula, new, 0, lazy.dtype, None, later)
     return share(lazy, result)
 
 
 def _reshape_rows(operand: Tensor, old: tuple[int, ...], new: tuple[int, ...]) -> Tensor:
-    """Reshape an operand [rows, ...] the way its message went from trailing shape old to new."""
-    own = (1,) * (len(old) - operand.dim() + 1) + tuple(operand.shape[1:])
+    """Reshape an operand [rows, ...] as its message, from one trailing shape to another."""
+    sizes = (1,) * (len(old) - operand.dim() + 1) + tuple(operand.shape[1:])
     rows = operand.size(0)
-    if own == old:
+    if sizes == old:
         return _reshaped(operand, rows, *new)
-    if all(n == 1 for n in own):
+    if all(n == 1 for n in sizes):
         return _reshaped(operand, rows, *(1,) * len(new))
-    # Broadcast in some dimensions: only dimensions of size 1 may come or go.
+    # Broadcast in some dimensions: only dimensions of size 1 may be added or removed.
     if [n for n in old if n != 1] != [n for n in new if n != 1]:
         raise Declined
-    kept = iter(mine for mine, full in zip(own, old, strict=True) if full != 1)
-    return _reshaped(operand, rows, *(next(kept) if n != 1 else 1 for n in new))
+    remaining = iter(mine for mine, full in zip(sizes, old, strict=True) if full != 1)
+    return _reshaped(operand, rows, *(next(remaining) if n != 1 else 1 for n in new))
 
 
 def _reshaped(operand: Tensor, *shape: int) -> Tensor:
     if isinstance(operand, DeferredOperand):
         result: Tensor = operand.hoisted(torch.Tensor.reshape, shape, {})
         return result
-    if 0 not in shape:  # of any number of rows, as later calls have it
+    if 0 not in shape:  # for any number of rows in later calls
         shape = (-1, *shape[1:])
     traced: Tensor = running.traces[-1].apply(torch.Tensor.reshape, operand, *shape)
     return traced

@@ -7,14 +7,14 @@ from torch import Tensor
 
 from pyg_accel.runtime.cache import memory_of
 
-__all__ = ["ABOUT", "EFFECT", "WRITES", "About"]
+__all__ = ["EFFECT", "FACTS", "WRITES", "TensorFacts"]
 
-ABOUT = "about"  # key of the metadata of nodes: an `About`
+FACTS = "facts"  # key of the metadata of nodes: `TensorFacts`
 EFFECT = "effect"  # key of the metadata of nodes that must not run twice
 WRITES = "writes"  # key of the metadata of nodes: the storages that they write to
 
 
-class About(NamedTuple):
+class TensorFacts(NamedTuple):
     """Properties of a tensor of a recorded call.
 
     Attributes:
@@ -30,7 +30,7 @@ class About(NamedTuple):
     memory: int
 
     @classmethod
-    def of(cls, tensor: Tensor) -> "About":
+    def of(cls, tensor: Tensor) -> "TensorFacts":
         """Return the properties of a tensor."""
         with torch._C.DisableTorchFunction():
             return cls(tuple(tensor.shape), tensor.dtype, tensor.requires_grad, memory_of(tensor))
