@@ -15,6 +15,7 @@ from pyg_accel.record.split import DERIVED
 
 __all__ = ["checks_first", "drop_unused"]
 
+_INPUTS = ("placeholder", "get_attr")
 # Functions that are removed from the graph if nothing reads their result, e.g. unused arguments of
 # a message.
 _WITHOUT_EFFECT = frozenset({
@@ -25,18 +26,20 @@ _WITHOUT_EFFECT = frozenset({
 
 
 def checks_first(graph: fx.Graph) -> fx.Graph | None:
-    """Return the graph with the checks of sizes ahead of all effects; None if some cannot be.
+    """Return the graph with the checks ahead of all effects; None if one cannot be.
 
-    Derivations from a graph move with them: they fail for indices out of range.
+    Checks are comparisons of sizes, and derivations from an edge list, with indices out of range.
     """
     written = {memory for node in graph.nodes for memory in node.meta.get(WRITES, ())}
+    inputs = {n.meta[FACTS].memory for n in graph.nodes if n.op in _INPUTS and FACTS in n.meta}
     early, late, moves = dict[fx.Node, None](), list[fx.Node](), False
     for node in graph.nodes:
-        if not late and EFFECT not in node.meta:
+        has_effect = EFFECT in node.meta or not inputs.isdisjoint(node.meta.get(WRITES, ()))
+        if not late and not has_effect:
             early[node] = None
         elif _is_early(node, early, written):
             early[node], moves = None, True
-        elif node.target is expect:
+        elif node.target is expect or DERIVED in node.meta:
             return None
         else:
             late.append(node)
@@ -50,7 +53,7 @@ def checks_first(graph: fx.Graph) -> fx.Graph | None:
 
 def _is_early(node: fx.Node, early: dict[fx.Node, None], written: set[int]) -> bool:
     """Whether a node computes sizes of arguments, or derives something from them."""
-    if node.op in ("placeholder", "get_attr"):
+    if node.op in _INPUTS:
         return True
     inputs = node.all_input_nodes
     if EFFECT in node.meta or not all(i in early for i in inputs):

@@ -254,7 +254,7 @@ class Recorder(TorchFunctionMode):
             node = self._node(function, name, *arguments)
             if borrows:
                 node.meta[DERIVED] = True
-            if changes or (operators and operators.has_effects):
+            if operators is not None and operators.has_effects:
                 node.meta[EFFECT] = True
             if changes:
                 with torch._C.DisableTorchFunction():
@@ -376,7 +376,7 @@ class Recorder(TorchFunctionMode):
                 self.graph.erase_node(self.node_of(copy))
         drop_unused(self.graph)
         if checks_first(self.graph) is None:
-            self.stop("it computes sizes that it depends on after it drew random numbers")
+            self.stop("it checks sizes or edges that it computes after random numbers")
 
     def _returned(self, value: Any) -> Any:
         """Return the nodes of a result, with copies of shared tensors."""

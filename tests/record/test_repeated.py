@@ -46,6 +46,13 @@ def a_size_after_a_norm(layer: Layer, x: Tensor, edges: Tensor) -> Any:
     return (x.tanh() if x.size(0) > N + 1 else x), edges, 1
 
 
+def changed_edges(layer: Layer, x: Tensor, edges: Tensor) -> Any:
+    edges = edges.clone()
+    x = dropout(x, 0.5)
+    edges[0] = edges[0].flip(0)
+    return x, edges, 1
+
+
 def a_norm(layer: Layer, x: Tensor, edges: Tensor) -> Any:
     return dropout(layer.norm(x), 0.5), edges, 1
 
@@ -69,7 +76,7 @@ def run(prepare: Callable[..., Any], *, bad: bool) -> list[Any]:
 
 @pytest.mark.parametrize("bad", [False, True], ids=["sizes", "index"])
 @pytest.mark.parametrize(
-    "prepare", [dropped_edges, loops_after_dropout, a_size_after_a_norm, a_norm]
+    "prepare", [dropped_edges, loops_after_dropout, a_size_after_a_norm, changed_edges, a_norm]
 )
 def test_effects_of_a_call_happen_once(prepare, bad, always):
     if bad and prepare in (dropped_edges, loops_after_dropout):
