@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -86,8 +87,9 @@ def run(
             [sys.executable, *child])  # fmt: skip
         variables = {"PYTHONPATH": str(timing.ROOT), "OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg",
                      **(variables or {})}  # fmt: skip
-        subprocess.run(command, cwd=folder, env=os.environ | variables, capture_output=True,
-                       check=False, timeout=10 * seconds + 120)  # fmt: skip
+        with suppress(subprocess.TimeoutExpired):  # workers of a loader may not end
+            subprocess.run(command, cwd=folder, env=os.environ | variables, capture_output=True,
+                           check=False, timeout=10 * seconds + 120)  # fmt: skip
         if not out.exists():
             return {"losses": [], "ends": [], "error": "no result", "peak_mib": np.nan}
         found: dict[str, Any] = json.loads(out.read_text())
