@@ -269,8 +269,6 @@ def shape_of(formula: Formula, shapes: dict[int, Shape]) -> Shape:
             return shape_of(arg, shapes)
         case Sum(arg=arg):
             return (shape_of(arg, shapes)[0], 1)
-        case Binary(op="sel", left=left):
-            return shape_of(left, shapes)
         case Binary(left=left, right=right):
             a, b = shape_of(left, shapes), shape_of(right, shapes)
             for x, y in zip(a, b, strict=True):

@@ -204,7 +204,7 @@ class Recorder(TorchFunctionMode):
             kind = next((t for t in edges if not t.waits), edges[0])
             with self:
                 return kind.__torch_function__(func, types, args, kwargs)
-        with Operators() as operators:
+        with Operators(func) as operators:
             if self._quiet:
                 with torch._C.DisableTorchFunction():
                     result = func(*args, **kwargs)
@@ -227,8 +227,13 @@ class Recorder(TorchFunctionMode):
     ) -> None:
         """Record a function of torch that called ``operators``, or one of this package."""
         name, changes, trusted = name_of(function), list[Tensor](), operators is None
-        if not trusted:
+        if operators is not None:
+            if operators.foreign:
+                self.stop(f"it calls the operator {operators.foreign}")
             changes = changed_in_place(name, args, kwargs)
+            with torch._C.DisableTorchFunction():
+                changes += [t for t in tensors_in((args, kwargs)) if operators.written
+                            and memory_of(t) in operators.written]  # fmt: skip
             self._note_changes(changes)
         if self.reason:
             return

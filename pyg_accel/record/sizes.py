@@ -173,10 +173,14 @@ class Sizes:
             by_values: whether its sizes may depend on the values of tensors.
         """
         shape = _shape(result)
-        if name in _ALIKE and args and len(_shape(args[0])) == len(shape):
-            rank = len(shape) - (name == "linear")
-            same = {dim: size for dim, size in self._of(args[0]).items()
-                    if dim < rank and isinstance(size, Dim)}  # fmt: skip
+        tensors = [value for value in _leaves(args) if isinstance(value, Tensor)]
+        of_first = dict[int, int]()
+        if tensors and len(_shape(tensors[0])) == len(shape):
+            of_first = self._of(tensors[0])
+        is_linear = name == "linear"
+        if of_first and name in _ALIKE and not (is_linear and any(map(self._of, tensors[1:]))):
+            same = {dim: size for dim, size in of_first.items()
+                    if dim < len(shape) - is_linear and isinstance(size, Dim)}  # fmt: skip
             if same:
                 self._varying[id(result)] = same
             return
@@ -198,7 +202,8 @@ class Sizes:
             else:
                 (varying if isinstance(value, Dim) else fixed).add(int(value))
         if varying:
-            dims = [d for d, size in enumerate(shape) if size in varying or size not in fixed]
+            dims = [d for d, size in enumerate(shape) if size in varying or size not in fixed
+                    or (size != 1 and isinstance(of_first.get(d), Dim))]  # fmt: skip
             if (
                 name in _REDUCTIONS and kwargs.get("reduce") != "none"
             ):  # rows are targets, not edges

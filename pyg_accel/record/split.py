@@ -11,6 +11,7 @@ from torch import fx
 
 from pyg_accel.ops.csr import graph_of, idle_rows_of
 from pyg_accel.ops.relations import graph_of_pairs, pairs_of
+from pyg_accel.record.metadata import FACTS, WRITES
 
 __all__ = ["DERIVED", "STORED", "Parts", "derives_anew", "split"]
 
@@ -83,13 +84,14 @@ def split(graph: fx.Graph) -> Parts | None:
 def _derived(graph: fx.Graph) -> dict[fx.Node, None]:
     """Return the nodes that are computed from the graph and sizes only."""
     inside: dict[fx.Node, None] = {}
+    written = {memory for node in graph.nodes for memory in node.meta.get(WRITES, ())}
     for node in graph.nodes:
-        if _is_derived(node, inside):
+        if _is_derived(node, inside, written):
             inside[node] = None
     return inside
 
 
-def _is_derived(node: fx.Node, inside: dict[fx.Node, None]) -> bool:
+def _is_derived(node: fx.Node, inside: dict[fx.Node, None], written: set[int]) -> bool:
     """Whether a node is computed from the graph and sizes only."""
     inputs = node.all_input_nodes
     if node.op == "call_method" and node.target == "size":
@@ -99,7 +101,9 @@ def _is_derived(node: fx.Node, inside: dict[fx.Node, None]) -> bool:
     if node.target is operator.getitem:
         return inputs[0] in inside
     return DERIVED in node.meta and all(
-        n.op in ("placeholder", "get_attr") or n in inside for n in inputs
+        (n.op in ("placeholder", "get_attr") or n in inside)
+        and (FACTS not in n.meta or n.meta[FACTS].memory not in written)
+        for n in inputs
     )
 
 

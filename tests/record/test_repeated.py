@@ -149,3 +149,48 @@ def test_targets_are_counted_in_each_call(always):
             edges = torch.randint(most, (2, E))
             edges[1, 0] = most - 1
             assert layer(x, edges).shape == (most, F)
+
+
+@torch.library.custom_op("pyg_accel_test::noisy", mutates_args=())
+def noisy(x: Tensor) -> Tensor:
+    return x + torch.rand_like(x)
+
+
+def an_operator(layer: Layer, x: Tensor, edges: Tensor) -> Any:
+    return noisy(x), edges, 1 + x.size(0) // (N + 1)
+
+
+def written_edges(layer: Layer, x: Tensor, edges: Tensor) -> Any:
+    edges[0].add_(1).remainder_(x.size(0))
+    return x, edges, 1
+
+
+@pytest.mark.parametrize("prepare", [an_operator, written_edges])
+def test_operators_and_changes_of_arguments_are_seen(prepare, always):
+    stock = run(prepare, bad=False)
+    with pyg_accel.patched():
+        torch.testing.assert_close(run(prepare, bad=False), stock)
+
+
+@pytest.mark.parametrize("aggr", ["max", "min"])
+def test_second_gradients_of_extremes_of_narrow_operands(aggr):
+    class Narrow(MessagePassing):
+        def forward(self, x: Tensor, edge_index: Tensor, weight: Tensor) -> Tensor:
+            return self.propagate(edge_index, x=x, weight=weight)
+
+        def message(self, x_j: Tensor, weight: Tensor) -> Tensor:
+            return x_j + weight.view(-1, 1)
+
+    layer = Narrow(aggr=aggr)
+    x = torch.randn(N, F, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(E, dtype=torch.float64, requires_grad=True)
+    edges = torch.randint(N, (2, E))
+
+    def second() -> tuple[Tensor, ...]:
+        first = torch.autograd.grad(layer(x, edges, weight).pow(3).sum(), [x, weight],
+                                    create_graph=True)  # fmt: skip
+        return torch.autograd.grad(sum(g.pow(2).sum() for g in first), [x, weight])
+
+    stock = second()
+    with pyg_accel.patched():
+        torch.testing.assert_close(second(), stock)
