@@ -308,8 +308,8 @@ void sample_farthest(const T* points,
   }
 }
 
-// Samples points of all examples; `ptr_out` has the sizes of the samples, `start` the first point of
-// each.
+// Samples points of all examples; `ptr_out` has the sizes of the samples, `start` the first point
+// of each.
 Tensor farthest_points(const Tensor& src,
                        const Tensor& ptr,
                        const Tensor& ptr_out,
