@@ -160,7 +160,9 @@ def test_scales_are_products_of_weights(target: int, loops: bool) -> None:
 @pytest.mark.parametrize("loops", [0, 3, N])
 @pytest.mark.parametrize("reduce", ["sum", "mean", "max"])
 def test_graphs_replace_self_loops(reduce: str, loops: int, backend: str, by_edges: None) -> None:
-    edges, x = graph(), torch.randn(N, F, dtype=torch.float64, requires_grad=True)
+    device = "cuda" if backend == "triton" and torch.cuda.is_available() else "cpu"
+    edges = graph().to(device)
+    x = torch.randn(N, F, dtype=torch.float64, device=device, requires_grad=True)
     listed = add_self_loops(remove_self_loops(edges)[0], num_nodes=N)[0]
     listed = listed[:, : listed.size(1) - N + loops]
     with use_backend(backend):
