@@ -11,12 +11,12 @@ from torch import Tensor
 from pyg_accel.backends.dtypes import DTYPES, Tolerance
 from pyg_accel.backends.spec import OpSpec
 from pyg_accel.costs import RATES, SLOWEST
-from pyg_accel.formula import Formula, Operand, operands_of, parse
+from pyg_accel.formula import Formula, Operand, parse
 from pyg_accel.graph import CSR
 from pyg_accel.settings import settings
 
 __all__ = [
-    "Backend", "Kernel", "Launch", "atomics_allowed", "placement_reasons", "shares_rows", "table",
+    "Backend", "Kernel", "Launch", "atomics_allowed", "placement_reasons", "table",
     "weighted_sum", "winners_are_columns",
 ]  # fmt: skip
 
@@ -171,12 +171,3 @@ def winners_are_columns(formula: Formula, reduces: Sequence[str]) -> bool:
     Its gradient is then a scatter of N x F elements that needs no edges.
     """
     return isinstance(formula, Operand) and formula.side == "u" and len(reduces) == 1
-
-
-def shares_rows(spec: OpSpec) -> bool:
-    """Whether the scores and the values of attention read the same rows of source features."""
-    score, value = (
-        {o.index for o in operands_of(parse(text)) if o.side == "u"}
-        for text in (spec.score, spec.formula)
-    )
-    return any(spec.shapes[index][1] > 1 for index in score & value)

@@ -231,9 +231,9 @@ class Recorder(TorchFunctionMode):
             if operators.foreign:
                 self.stop(f"it calls the operator {operators.foreign}")
             changes = changed_in_place(name, args, kwargs)
-            with torch._C.DisableTorchFunction():
-                changes += [t for t in tensors_in((args, kwargs)) if operators.written
-                            and memory_of(t) in operators.written]  # fmt: skip
+            if written := operators.written:
+                with torch._C.DisableTorchFunction():
+                    changes += [t for t in tensors_in((args, kwargs)) if memory_of(t) in written]
             self._note_changes(changes)
         if self.reason:
             return

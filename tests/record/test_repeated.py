@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import BatchNorm1d
-from torch.nn.functional import dropout
+from torch.nn.functional import dropout, linear
 from torch_geometric.nn import MessagePassing
 
 import pyg_accel
@@ -108,6 +108,8 @@ COUNTS: dict[str, Callable[[Tensor, Tensor], int]] = {
     "expand": lambda x, e: x[0].expand(first(x), F).size(0),
     "repeat": lambda x, e: x[:2].repeat(first(x), 1).size(0),
     "tensor_split": lambda x, e: x.tensor_split(first(x).view(1))[0].size(0),
+    "columns of a selected weight": lambda x, e: linear(x, x[x[:, 0] > 0]).size(1) + 1,
+    "selected rows twice": lambda x, e: torch.cat([x[x[:, 0] > 0]] * 2).size(0) + 1,
     "text": lambda x, e: 1 + len(f"{first(x)}") + int(f"{first(x)}" > "2"),
 }  # fmt: skip
 

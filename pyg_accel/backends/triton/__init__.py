@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-from pyg_accel.backends.base import Backend, Kernel, placement_reasons, shares_rows, table
+from pyg_accel.backends.base import Backend, Kernel, placement_reasons, table
 from pyg_accel.backends.dtypes import DTYPES
 from pyg_accel.backends.spec import OpSpec
-from pyg_accel.formula import has_sum, parse
+from pyg_accel.formula import has_sum, operands_of, parse
 
 __all__ = ["MAX_WIDTH", "TRITON"]
 
@@ -73,6 +73,15 @@ def _edge_reasons(spec: OpSpec) -> list[str]:
     return _reasons(spec)
 
 
+def _shares_rows(spec: OpSpec) -> bool:
+    """Whether the scores and the values of attention read the same rows of source features."""
+    score, value = (
+        {o.index for o in operands_of(parse(text)) if o.side == "u"}
+        for text in (spec.score, spec.formula)
+    )
+    return any(spec.shapes[index][1] > 1 for index in score & value)
+
+
 def _has_wide_dots(spec: OpSpec) -> bool:
     """Attention is one kernel, but for dot products of rows too wide to be gathered twice.
 
@@ -80,7 +89,7 @@ def _has_wide_dots(spec: OpSpec) -> bool:
     slices of narrow columns, which the L2 keeps, are not for whole heads. See
     ``benchmarks/kernels/attention.py`` and docs/explanation/triton_kernels.md.
     """
-    if shares_rows(spec) or not has_sum(parse(spec.score)):
+    if _shares_rows(spec) or not has_sum(parse(spec.score)):
         return False
     return spec.heads * spec.width * spec.dtype.itemsize >= _WIDE_ROW
 
