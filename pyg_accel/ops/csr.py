@@ -31,12 +31,7 @@ def graph_of(
     """
 
     def make() -> Graph:
-        if loops is not None:
-            graph = Graph.of_edges(edge_index, target, num_rows, num_cols, loops=loops)
-        else:
-            size = (num_cols, num_rows) if target == 1 else (num_rows, num_cols)
-            flow = "source_to_target" if target == 1 else "target_to_source"
-            graph = Graph.from_edge_index(edge_index, size, flow)
+        graph = Graph.of_edges(edge_index, target, num_rows, num_cols, loops=loops)
         graph.release_edges()
         return graph
 
