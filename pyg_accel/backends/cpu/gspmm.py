@@ -41,7 +41,7 @@ def bind(
     planned = len(reduces) == 1 and heads <= MOST_HEADS
     product = _as_spmm(formula, shapes, full) if planned and reduces[0] in PLANNED else None
     if product is not None:
-        x, weight, combine, relu = product
+        x, combine, relu = product
         code = PLANNED.index(reduces[0]) | combine << 2 | relu << 4 | arg_is_col << 5
         code |= (x == 1) << 6  # weights come first
         function = library.spmm_winners if want_arg else library.spmm
@@ -61,14 +61,14 @@ def _launcher(operator: Any, code: int, heads: int) -> Callable[[CSR], Launch]:
 
 def _as_spmm(
     formula: Formula, shapes: Shapes, full: tuple[int, ...]
-) -> tuple[int, int | None, int, bool] | None:
-    """Return features, weights, how to combine them, and whether a relu follows, for SpMM kernels.
+) -> tuple[int, int, bool] | None:
+    """Return features, how weights combine with them, and whether a relu follows, for SpMM kernels.
 
     These compute ``u``, ``u * e`` with one weight per edge (and head), and with edge features as
     wide as those of ``u`` also ``u + e``, ``u - e``, ``e - u``, ``u * e`` and the relu of each.
     """
     if isinstance(formula, Operand) and formula.side == "u":
-        return formula.index, None, 0, False
+        return formula.index, 0, False
     relu = isinstance(formula, Unary) and formula.op == "relu"
     match formula.arg if isinstance(formula, Unary) and relu else formula:
         case Binary(op=("mul" | "add" | "sub") as op, left=Operand() as a, right=Operand() as b):
@@ -77,7 +77,7 @@ def _as_spmm(
                 return None
             if shapes[e.index] == full:
                 combine = COMBINE.index("reverse_sub" if op == "sub" and a is e else op)
-                return u.index, e.index, combine, relu
+                return u.index, combine, relu
             if op == "mul" and not relu and shapes[e.index][1] == 1:
-                return u.index, e.index, 0, False
+                return u.index, 0, False
     return None
