@@ -32,6 +32,8 @@ def graph_of(
 
     def make() -> Graph:
         graph = Graph.of_edges(edge_index, target, num_rows, num_cols, loops=loops)
+        if not graph.is_cuda:
+            return graph.build()
         graph.release_edges()
         return graph
 
