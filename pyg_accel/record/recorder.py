@@ -373,8 +373,9 @@ class Recorder(TorchFunctionMode):
                 self.node_of(copy).replace_all_uses_with(self.node_of(tensor))
                 self.graph.erase_node(self.node_of(copy))
         drop_unused(self.graph)
-        if checks_first(self.graph) is None:
-            self.stop("it checks sizes or edges that it computes after random numbers")
+        if (ordered := checks_first(self.graph)) is None:
+            return self.stop("it checks sizes or edges that it computes after random numbers")
+        self.graph = ordered
 
     def _returned(self, value: Any) -> Any:
         """Return the nodes of a result, with copies of shared tensors."""
