@@ -20,7 +20,7 @@ from pyg_accel.backends.dispatch import named, prefer_backend
 from pyg_accel.graph import Graph
 from pyg_accel.graph.csr import Edges
 from pyg_accel.graph.facts import Facts
-from pyg_accel.machine import is_captured
+from pyg_accel.runtime.machine import is_captured
 from pyg_accel.runtime.state import running
 
 __all__ = [

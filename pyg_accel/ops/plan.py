@@ -21,9 +21,9 @@ from pyg_accel.backends.dispatch import asked_for, named, variables_of_choices
 from pyg_accel.graph import Graph
 from pyg_accel.graph.csr import Edges
 from pyg_accel.graph.facts import facts_of
-from pyg_accel.machine import is_captured
 from pyg_accel.ops.autograd import Fold, OperatorPlan, apply_unchecked
 from pyg_accel.ops.layout import contiguous_rows
+from pyg_accel.runtime.machine import is_captured
 from pyg_accel.runtime.state import running
 from pyg_accel.settings import settings
 

@@ -6,12 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_accel.machine import is_captured
 from pyg_accel.patching.lazy import LazyTensor
 from pyg_accel.patching.networks import leaf, node_of, reasons_against
 from pyg_accel.patching.reasons import Unrecognised
 from pyg_accel.patching.rules.common import Args, Declined, Kwargs, need_formula, rule
 from pyg_accel.record.edge_tensors import name_of, plain_shape
+from pyg_accel.runtime.machine import is_captured
 from pyg_accel.runtime.state import running
 
 __all__ = ["reduce_over_targets"]
