@@ -9,8 +9,8 @@ from torch import Tensor
 
 from pyg_accel.graph import CSR, Graph
 from pyg_accel.graph.derived import derived
-from pyg_accel.machine import is_captured
 from pyg_accel.ops.operator import define
+from pyg_accel.runtime.machine import is_captured
 
 __all__ = ["CompiledGraph", "IdleRows", "graph_of", "idle_rows_of"]
 
