@@ -69,11 +69,21 @@ def kind_of(csr: CSR, *, counts: bool = True) -> Kind:
     """
     facts = facts_of(csr)
     facts.uses += counts
-    if not csr.col.is_cuda or torch.are_deterministic_algorithms_enabled():
+    return _measured_kind(csr) if csr.col.is_cuda else facts.kind
+
+
+def _measured_kind(csr: CSR) -> Kind:
+    facts = facts_of(csr)
+    if facts.shared_kind is None and not facts.stays:
         return facts.kind
-    if facts.shared_kind is None and facts.stays and not is_captured(csr.col):
+    if torch.are_deterministic_algorithms_enabled():
+        return facts.kind
+    if facts.shared_kind is None:
+        if is_captured(csr.col):
+            return facts.kind
         reuse_of(csr)
-    return facts.shared_kind or facts.kind
+    assert facts.shared_kind is not None
+    return facts.shared_kind
 
 
 def _estimate(csr: CSR) -> tuple[Shared, ...]:
