@@ -6,6 +6,7 @@ Functions in C must be on the list of functions without side effects and state: 
 functions of torch.
 """
 
+import sys
 import types
 from collections.abc import Callable
 from typing import Any
@@ -37,18 +38,22 @@ class Calls:
 
     Attributes:
         ran: code objects that ran and are followed.
+        ended: the recording has ended; nothing is watched any more.
     """
 
     def __init__(self, reading: Reading, stop: Callable[..., None]) -> None:
-        self.ran: set[types.CodeType] = set()
+        self.ran, self.ended = set[types.CodeType](), False
         self._reading, self._stop, self._imports = reading, stop, 0
-        self._package_code: set[types.CodeType] = set()  # code objects of this package
+        # Code objects of this package, and others that are not followed.
+        self._package_code, self._pure_code = set[types.CodeType](), set[types.CodeType]()
 
     def see(self, frame: types.FrameType, event: str, arg: Any) -> None:
         """Check a call; a function for :func:`sys.setprofile`."""
         code = frame.f_code
-        if event == "call":
-            if code in self._package_code:
+        if self.ended:
+            sys.setprofile(None)
+        elif event == "call":
+            if code in self._package_code or code in self._pure_code:
                 return
             if _is_import(code):
                 self._imports += 1
@@ -71,6 +76,8 @@ class Calls:
         if is_package_file(code.co_filename):  # rules read layers and aggregations
             self._package_code.add(code)
             return self._try(self._reading.name, code)
+        if kind_of(code.co_filename) is Kind.PURE and code is not _CALL:
+            self._pure_code.add(code)
         if self._acts_for(frame):
             return
         self.ran.add(code)

@@ -27,14 +27,14 @@ from pyg_accel.record.dims import Dim
 from pyg_accel.record.edge_tensors import EdgeTensor, changed_in_place, name_of
 from pyg_accel.record.guard import NotComparable, Reading
 from pyg_accel.record.metadata import EFFECT, FACTS, WRITES, TensorFacts
-from pyg_accel.record.operators import Operators
+from pyg_accel.record.operators import Operators, Unwatched
 from pyg_accel.record.order import checks_first, drop_unused
 from pyg_accel.record.signature import LEAST
 from pyg_accel.record.sizes import Sizes, asks_for_size, is_fact, rounds
 from pyg_accel.record.split import DERIVED
 from pyg_accel.record.steps import Steps
 from pyg_accel.runtime.cache import memory_of
-from pyg_accel.runtime.state import running
+from pyg_accel.runtime.state import during, running
 
 __all__ = ["Recorder", "copied", "perform", "quiet"]
 
@@ -59,10 +59,11 @@ def perform(function: Callable[..., T], *args: Any, borrows: bool = False, **kwa
     with torch._C.DisableTorchFunction():
         if recorder is None:
             return function(*args, **kwargs)
-        with recorder.hidden():
+        with Unwatched(), during(recorder=None):
             plain_args, plain_kwargs = tree_map_only(Dim, Dim.plain, (args, kwargs))
             result = function(*plain_args, **plain_kwargs)
-        recorder.take(function, args, kwargs, result, borrows=borrows)
+        with Unwatched():
+            recorder.take(function, args, kwargs, result, borrows=borrows)
     return result
 
 
@@ -139,8 +140,7 @@ class Recorder(TorchFunctionMode):
         """End the recording; the first reason counts."""
         if not self.reason:
             self.reason, self.may_change = reason, may_change
-            if sys.getprofile() == self._calls.see:
-                sys.setprofile(None)
+            self._calls.ended = True
 
     # -- what runs ---------------------------------------------------------------------------------
 
@@ -167,18 +167,6 @@ class Recorder(TorchFunctionMode):
                 gc.enable()
 
     @contextmanager
-    def hidden(self) -> Iterator[None]:
-        """Do not record the block."""
-        before = sys.getprofile()
-        running.recorder = None
-        sys.setprofile(None)
-        try:
-            yield
-        finally:
-            sys.setprofile(before)
-            running.recorder = self
-
-    @contextmanager
     def exclusively(self) -> Iterator[None]:
         """Record the functions in the block, and hide them from other modes."""
         self._quiet += 1
@@ -203,7 +191,8 @@ class Recorder(TorchFunctionMode):
                     result = func(*args, **kwargs)
             else:
                 result = func(*args, **kwargs)
-        self.take(func, args, kwargs, result, operators)
+        with Unwatched():
+            self.take(func, args, kwargs, result, operators)
         return result
 
     # -- the graph ---------------------------------------------------------------------------------
