@@ -151,48 +151,33 @@ Tensor scatter_arg(int64_t num_cols, const Tensor& grad, const Tensor& arg) {
   return out;
 }
 
-std::vector<Tensor> run(const Csr& csr,
-                        const PlanCode& plan,
-                        const Tensor& x,
-                        const std::optional<Tensor>& other,
-                        bool winners) {
-  if (!other)
-    return spmm(csr, plan, x, nullptr, winners);
-  const Tensor &first = plan.swapped ? *other : x, &second = plan.swapped ? x : *other;
-  if (plan.dot)
-    return {dot(csr, plan.heads, first, second)};
-  return spmm(csr, plan, first, &second, winners);
-}
-
-Tensor run_plan(const Tensor& rowptr,
-                const Tensor& col,
-                const std::optional<Tensor>& eid,
-                int64_t num_cols,
-                bool sorted,
-                int64_t plan,
-                const Tensor& x,
-                const std::optional<Tensor>& other) {
-  return run(csr_of(rowptr, col, eid, num_cols, sorted), PlanCode(plan), x, other, false)[0];
-}
-
-std::tuple<Tensor, Tensor> run_winners(const Tensor& rowptr,
-                                       const Tensor& col,
-                                       const std::optional<Tensor>& eid,
-                                       int64_t num_cols,
-                                       bool sorted,
-                                       int64_t plan,
-                                       const Tensor& x,
-                                       const std::optional<Tensor>& other) {
-  const auto results =
-      run(csr_of(rowptr, col, eid, num_cols, sorted), PlanCode(plan), x, other, true);
-  return {results[0], results[1]};
+template <bool kWinners>
+auto run(const Tensor& rowptr,
+         const Tensor& col,
+         const std::optional<Tensor>& eid,
+         int64_t num_cols,
+         bool sorted,
+         int64_t number,
+         const Tensor& x,
+         const std::optional<Tensor>& other) {
+  const Csr csr = csr_of(rowptr, col, eid, num_cols, sorted);
+  const PlanCode plan(number);
+  const bool swaps = other && plan.swapped;
+  const Tensor &first = swaps ? *other : x, *second = swaps ? &x : other ? &*other : nullptr;
+  if constexpr (kWinners) {
+    const auto results = spmm(csr, plan, first, second, true);
+    return std::tuple{results[0], results[1]};
+  } else {
+    return plan.dot && second ? dot(csr, plan.heads, first, *second)
+                              : spmm(csr, plan, first, second, false)[0];
+  }
 }
 
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(pyg_accel_cpu, CPU, m) {
-  m.impl("spmm", TORCH_BOX(&run_plan));
-  m.impl("spmm_winners", TORCH_BOX(&run_winners));
+  m.impl("spmm", TORCH_BOX(&run<false>));
+  m.impl("spmm_winners", TORCH_BOX(&run<true>));
   m.impl("scatter_arg", TORCH_BOX(&scatter_arg));
 }
 

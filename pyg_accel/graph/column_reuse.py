@@ -11,7 +11,7 @@ import torch
 
 from pyg_accel.graph.csr import CSR, entries_of_rows
 from pyg_accel.graph.facts import Kind, facts_of
-from pyg_accel.machine import is_captured
+from pyg_accel.runtime.machine import is_captured
 
 __all__ = ["HEIGHTS", "LEAST", "Shared", "kind_of", "per_column", "reuse_of"]
 
@@ -69,21 +69,11 @@ def kind_of(csr: CSR, *, counts: bool = True) -> Kind:
     """
     facts = facts_of(csr)
     facts.uses += counts
-    return _measured_kind(csr) if csr.col.is_cuda else facts.kind
-
-
-def _measured_kind(csr: CSR) -> Kind:
-    facts = facts_of(csr)
-    if facts.shared_kind is None and not facts.stays:
+    if not csr.col.is_cuda or torch.are_deterministic_algorithms_enabled():
         return facts.kind
-    if torch.are_deterministic_algorithms_enabled():
-        return facts.kind
-    if facts.shared_kind is None:
-        if is_captured(csr.col):
-            return facts.kind
+    if facts.shared_kind is None and facts.stays and not is_captured(csr.col):
         reuse_of(csr)
-    assert facts.shared_kind is not None
-    return facts.shared_kind
+    return facts.shared_kind or facts.kind
 
 
 def _estimate(csr: CSR) -> tuple[Shared, ...]:

@@ -17,8 +17,8 @@ from pyg_accel.graph.csr import (
     for_autograd,
     transpose,
 )
-from pyg_accel.machine import is_captured
 from pyg_accel.runtime.checks import require, shown, whole
+from pyg_accel.runtime.machine import is_captured
 
 __all__ = ["Graph", "check_graph"]
 

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from pyg_accel.graph import CSR, Graph
 from pyg_accel.graph.derived import derived
-from pyg_accel.machine import is_captured
 from pyg_accel.ops.operator import define
+from pyg_accel.runtime.machine import is_captured
 
 __all__ = ["CompiledGraph", "IdleRows", "graph_of", "idle_rows_of"]
 
@@ -32,6 +32,8 @@ def graph_of(
 
     def make() -> Graph:
         graph = Graph.of_edges(edge_index, target, num_rows, num_cols, loops=loops)
+        if not graph.is_cuda:
+            return graph.build()
         graph.release_edges()
         return graph
 

@@ -9,7 +9,6 @@ recording but not the call: :attr:`Recorder.reason` says why.
 import gc
 import operator
 import sys
-import threading
 import types
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -35,21 +34,15 @@ from pyg_accel.record.sizes import Sizes, asks_for_size, is_fact, rounds
 from pyg_accel.record.split import DERIVED
 from pyg_accel.record.steps import Steps
 from pyg_accel.runtime.cache import memory_of
+from pyg_accel.runtime.state import running
 
-__all__ = ["Recorder", "copied", "perform", "quiet", "running_recorder"]
+__all__ = ["Recorder", "copied", "perform", "quiet"]
 
 T = TypeVar("T")
 _NUMBERS = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis))
 _FACTS = (torch.dtype, torch.device, torch.layout, torch.memory_format)
 # Attributes of tensors that are tensors in each call.
 _VIEWS = frozenset({"T", "mT", "H", "mH", "real", "imag", "data"})
-
-
-class _Running(threading.local):
-    recorder: "Recorder | None" = None
-
-
-running_recorder = _Running()
 
 
 def perform(function: Callable[..., T], *args: Any, borrows: bool = False, **kwargs: Any) -> T:
@@ -62,7 +55,7 @@ def perform(function: Callable[..., T], *args: Any, borrows: bool = False, **kwa
             of them, and must not change them.
         kwargs: of the call.
     """
-    recorder = running_recorder.recorder
+    recorder = running.recorder
     with torch._C.DisableTorchFunction():
         if recorder is None:
             return function(*args, **kwargs)
@@ -80,14 +73,14 @@ def copied(tensor: Tensor) -> Tensor:
     program of a whole call omits the copy if nothing changes the features.
     """
     copy = perform(torch.clone, tensor)
-    if running_recorder.recorder is not None:
-        running_recorder.recorder.copies.append((tensor, copy))
+    if running.recorder is not None:
+        running.recorder.copies.append((tensor, copy))
     return copy
 
 
 def quiet() -> AbstractContextManager[Any]:
     """Return a context in which only a recording sees the functions of torch."""
-    recorder = running_recorder.recorder
+    recorder = running.recorder
     return torch._C.DisableTorchFunction() if recorder is None else recorder.exclusively()
 
 
@@ -158,7 +151,7 @@ class Recorder(TorchFunctionMode):
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Record the block."""
-        outer, running_recorder.recorder = running_recorder.recorder, self
+        outer, running.recorder = running.recorder, self
         before, collects = sys.getprofile(), gc.isenabled()
         gc.disable()  # finalizers are not part of the call
         try:
@@ -169,7 +162,7 @@ class Recorder(TorchFunctionMode):
                 finally:
                     sys.setprofile(before)
         finally:
-            running_recorder.recorder = outer
+            running.recorder = outer
             if collects:
                 gc.enable()
 
@@ -177,13 +170,13 @@ class Recorder(TorchFunctionMode):
     def hidden(self) -> Iterator[None]:
         """Do not record the block."""
         before = sys.getprofile()
-        running_recorder.recorder = None
+        running.recorder = None
         sys.setprofile(None)
         try:
             yield
         finally:
             sys.setprofile(before)
-            running_recorder.recorder = self
+            running.recorder = self
 
     @contextmanager
     def exclusively(self) -> Iterator[None]:
@@ -380,8 +373,9 @@ class Recorder(TorchFunctionMode):
                 self.node_of(copy).replace_all_uses_with(self.node_of(tensor))
                 self.graph.erase_node(self.node_of(copy))
         drop_unused(self.graph)
-        if checks_first(self.graph) is None:
-            self.stop("it checks sizes or edges that it computes after random numbers")
+        if (ordered := checks_first(self.graph)) is None:
+            return self.stop("it checks sizes or edges that it computes after random numbers")
+        self.graph = ordered
 
     def _returned(self, value: Any) -> Any:
         """Return the nodes of a result, with copies of shared tensors."""
