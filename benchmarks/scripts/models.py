@@ -7,13 +7,13 @@ the model has been called with gradients: the second call shows what its inputs 
 
 import sys
 from collections.abc import Callable
+from io import StringIO
 from typing import Any
 
 import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 import pyg_accel
-from pyg_accel.runtime.report import report
 
 Note = Callable[[], str]  # says what was done with the model
 
@@ -67,8 +67,8 @@ def graphed(model: torch.nn.Module, args: Any, kwargs: Any) -> tuple[torch.nn.Mo
     name = type(model).__name__
 
     def note() -> str:
-        with open("report.txt", "w") as file:
-            rows = [row for row in report(file).rows if row.layer == name]
+        rows = [row for row in pyg_accel.report(StringIO()).rows
+                if row.layer == name and row.backend in ("CUDA graph", "eager")]  # fmt: skip
         replayed = sum(row.calls for row in rows if row.backend == "CUDA graph")
         reasons = dict.fromkeys(row.reason for row in rows if row.reason)
         return "; ".join([f"{replayed} of {sum(row.calls for row in rows)} calls", *reasons])
