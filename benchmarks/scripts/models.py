@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
+from torch_geometric.nn import MessagePassing
 
 import pyg_accel
 
@@ -20,11 +21,12 @@ Note = Callable[[], str]  # says what was done with the model
 
 def change(how: str) -> Note:
     """Let the script's names of its model refer to what `how` makes of it."""
-    notes = ["the script has no name for a model that it calls"]
+    notes: list[str | Note] = ["the script calls methods of its model, or has no name for it"]
 
     def seek(model: torch.nn.Module, _: Any) -> None:
-        """Find the first module that trains and that the script has a name for."""
-        if torch.is_grad_enabled() and model.training and names_of(model):
+        """Find the first model of layers that trains and that the script has a name for."""
+        layers = any(isinstance(module, MessagePassing) for module in model.modules())
+        if layers and torch.is_grad_enabled() and model.training and names_of(model):
             seeking.remove()
             notes[0] = "the model is called once"
             hook = model.register_forward_pre_hook(
