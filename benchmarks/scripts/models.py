@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch_geometric.nn import MessagePassing
 
 import pyg_accel
@@ -44,7 +45,13 @@ def change(how: str) -> Note:
             return
         vars(sys.modules["__main__"]).update(dict.fromkeys(names_of(model), changed))
 
+    def stop(*_: Any) -> None:
+        """Seek in the first step only: layers under hooks are left to PyG."""
+        seeking.remove()
+        stopping.remove()
+
     seeking = register_module_forward_pre_hook(seek)
+    stopping = register_optimizer_step_post_hook(stop)
     return lambda: notes[0] if isinstance(notes[0], str) else notes[0]()
 
 
