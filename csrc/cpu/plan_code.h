@@ -2,7 +2,6 @@
 // writes; and its features.
 #pragma once
 
-#include <utility>
 #include <vector>
 
 #include "stable.h"

@@ -8,7 +8,6 @@
 #include <mutex>
 #include <shared_mutex>
 #include <unordered_map>
-#include <utility>
 
 #include "cuda/check.cuh"
 #include "cuda/tensors.h"

@@ -90,7 +90,7 @@ class Calls:
         if is_package_file(path) or (path and is_of_torch(function)):
             return
         owner = getattr(function, "__self__", None)
-        plain = owner is None or isinstance(owner, types.ModuleType)
+        plain = isinstance(owner, types.ModuleType | None)
         of = function.__module__ if plain else type(owner).__name__
         self._stop(f"it calls {of}.{function.__name__}")
 

@@ -196,11 +196,8 @@ def names_of(code: CodeType) -> Names:
 @lru_cache(maxsize=4096)
 def attributes_in(code: CodeType) -> frozenset[str]:
     """Return the names of attributes that code may read, without a look at its instructions."""
-    parts = [*codes_of(code)]
-    constants = (value for part in parts for value in part.co_consts)
-    return frozenset(name for part in parts for name in part.co_names).union(
-        value for value in constants if isinstance(value, str) and value.isidentifier()
-    )
+    values = (value for part in codes_of(code) for value in (*part.co_names, *part.co_consts))
+    return frozenset(v for v in values if isinstance(v, str) and v.isidentifier())
 
 
 def _constant_name(steps: list[dis.Instruction], place: int) -> str | None:

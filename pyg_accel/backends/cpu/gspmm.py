@@ -42,10 +42,11 @@ def bind(
     product = _as_spmm(formula, shapes, full) if planned and reduces[0] in PLANNED else None
     if product is not None:
         x, combine, relu = product
-        code = PLANNED.index(reduces[0]) | combine << 2 | relu << 4 | arg_is_col << 5
-        code |= (x == 1) << 6  # weights come first
-        function = library.spmm_winners if want_arg else library.spmm
-        return _launcher(function, code, heads)
+        # The features are the second operand if weights come first.
+        code = (
+            PLANNED.index(reduces[0]) | combine << 2 | relu << 4 | arg_is_col << 5 | (x == 1) << 6
+        )
+        return _launcher(library.spmm_winners if want_arg else library.spmm, code, heads)
     ends = dot_ends(formula)
     if planned and reduces == ["none"] and ends and shapes[ends[0]] == shapes[ends[1]] == full:
         return _launcher(library.spmm, (ends[0] == 1) << 6 | 1 << 7, heads)
