@@ -220,9 +220,7 @@ def _are_narrow(num_rows: int, num_cols: int, entries: int) -> bool:
 def transpose(rowptr: Tensor, col: Tensor, num_cols: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return colptr, row and the entries of the matrix in the order of its transpose."""
     library = library_of(col.device)
-    if library is not None and (
-        not col.is_cuda or _are_narrow(rowptr.numel() - 1, num_cols, col.numel())
-    ):
+    if library is not None and (not col.is_cuda or _are_narrow(len(rowptr), num_cols, len(col))):
         colptr, row, perm = direct(library.csr_transpose)(rowptr, col, num_cols)
         return colptr, row, perm
     row = ptr2index(rowptr, col.numel(), col.dtype)

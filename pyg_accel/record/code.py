@@ -18,8 +18,9 @@ import torch
 import torch_geometric
 
 __all__ = [
-    "Kind", "Names", "assigned_outside", "attributes_in", "codes_of", "is_library", "is_library_file",
-    "is_package_file", "is_wrapper", "kind_of", "module_of", "named_in", "names_of",
+    "Kind", "Names", "assigned_outside", "attributes_in", "codes_of", "is_library",
+    "is_library_file", "is_package_file", "is_wrapper", "kind_of", "module_of", "named_in",
+    "names_of",
 ]  # fmt: skip
 
 _LIBRARIES = ("torch", "torch_geometric", "pyg_accel", "torch_sparse", "torch_scatter", "pyg_lib")

@@ -101,9 +101,8 @@ class Walk(Notes):
         if not of_modules:
             self.names.update(names)
         for space, follow, is_module in [*self._open]:
-            if new if is_module else not of_modules:
-                for name in (new if is_module else names) & space.keys():
-                    follow(name)
+            for name in (new if is_module else set() if of_modules else names) & space.keys():
+                follow(name)
 
     # -- values ------------------------------------------------------------------------------------
 
