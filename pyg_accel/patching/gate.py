@@ -155,7 +155,10 @@ def by_program(
     try:
         derived = () if program.parts is None else program.find(leaves)
         if derived is None:
-            derived = program.derive(leaves)
+            try:
+                derived = program.derive(leaves)
+            except RuntimeError:
+                return NOTHING  # invalid edges: effects of the layer come before PyG's error
         else:
             program.state.unseen = 0
         out = program.finish(*leaves, *derived)

@@ -14,7 +14,7 @@ from typing import Any
 from torch.nn import Module
 
 from pyg_accel.record.code import Kind, is_package_file, is_wrapper, kind_of
-from pyg_accel.record.finals import is_of_torch, is_pure
+from pyg_accel.record.finals import is_of_torch, is_pure, may_count
 from pyg_accel.record.guard import NotComparable, Reading
 from pyg_accel.runtime.hooks import hooks_in
 
@@ -39,10 +39,11 @@ class Calls:
     Attributes:
         ran: code objects that ran and are followed.
         ended: the recording has ended; nothing is watched any more.
+        counting: code objects that are followed and call functions in C that may read a number.
     """
 
     def __init__(self, reading: Reading, stop: Callable[..., None]) -> None:
-        self.ran, self.ended = set[types.CodeType](), False
+        self.ran, self.counting, self.ended = set[types.CodeType](), set[types.CodeType](), False
         self._reading, self._stop, self._imports = reading, stop, 0
         # Code objects of this package, and others that are not followed.
         self._package_code, self._pure_code = set[types.CodeType](), set[types.CodeType]()
@@ -61,7 +62,11 @@ class Calls:
                 self._see_code(frame, code)
         elif event == "c_call":
             # Code of this package may call any function, as _acts_for() would tell.
-            if not (code in self._package_code or self._imports or is_pure(arg)):
+            if code in self._package_code or self._imports:
+                return
+            if code in self.ran and may_count(arg):
+                self.counting.add(code)
+            if not is_pure(arg):
                 self._see_builtin(frame, arg)
         elif event == "return" and self._imports and _is_import(code):
             self._imports -= 1

@@ -24,7 +24,7 @@ __all__ = [
 ]  # fmt: skip
 
 _LIBRARIES = ("torch", "torch_geometric", "pyg_accel", "torch_sparse", "torch_scatter", "pyg_lib")
-_PACKAGE = str(Path(__file__).parents[1])
+_PACKAGE = str(Path(__file__).parents[1]) + "/"
 _PYTHON = sysconfig.get_path("stdlib")
 _ROOTS = {str(Path(m.__path__[0])) + "/": f"{m.__name__}/" for m in (torch, torch_geometric)}
 # Files and folders whose functions depend on their arguments and on modes that a program compares.
@@ -94,8 +94,8 @@ def is_library(name: str | None) -> bool:
 
 def is_library_file(path: str) -> bool:
     """Return whether a file is of torch, PyG or this package."""
-    if path.startswith("<"):  # methods of named tuples and data classes, functions of overrides
-        return path == "<string>" or path.startswith("<pyg_accel")
+    if path.startswith("<"):  # functions of overrides; users may compile code as well
+        return path.startswith("<pyg_accel")
     # PyG renders templates into temporary files.
     rendered = Path(path).name.startswith("torch_geometric.")
     return rendered or path.startswith((*_ROOTS, _PACKAGE))

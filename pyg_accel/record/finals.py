@@ -64,6 +64,13 @@ _OWNERS: tuple[Any, ...] = (
     types.GeneratorType, torch.Size, torch.dtype, torch.device, torch.finfo, torch.iinfo,
 )  # fmt: skip
 _ASKS = ("id", "format", "setattr", "__instancecheck__", "_abc_instancecheck", "_abc_subclasscheck")
+# Builtin functions and methods that read integers by their methods, or none.
+_BY_METHODS = frozenset({
+    "isinstance", "issubclass", "len", "getattr", "hasattr", "setattr", "callable", "iter", "next",
+    "min", "max", "sum", "abs", "any", "all", "sorted", "id", "hash", "format", "repr", "append",
+    "extend", "get", "items", "keys", "values", "update", "setdefault", "add", "copy", "join",
+    "startswith", "endswith", "__build_class__",
+})  # fmt: skip
 _FORMATS = ("format", "format_map")  # of strings, which read attributes by names in the string
 
 
@@ -104,6 +111,18 @@ def is_pure(function: Any) -> bool:
     if isinstance(owner, type):
         return owner in _CLASSES and name not in ("__subclasses__", "mro")
     return isinstance(owner, (Tensor, *_OWNERS))
+
+
+def may_count(function: Any) -> bool:
+    """Return whether a function in C that is not of torch may read an integer unseen."""
+    name = function.__name__
+    return name not in _BY_METHODS and not (
+        getattr(torch._C._VariableFunctions, name, None) is function
+        or isinstance(owner := getattr(function, "__self__", None), Tensor)
+        or (owner is tuple and name == "__new__")  # of a named tuple
+        or getattr(function, "__objclass__", None) is torch._C.TensorBase
+        or is_of_torch(function)
+    )
 
 
 def is_of_torch(function: Any) -> bool:

@@ -56,5 +56,6 @@ def drop_unused(graph: fx.Graph) -> None:
     """Remove functions with unused results and without effects."""
     for node in reversed(graph.nodes):
         name = node.target if node.op == "call_method" else name_of(node.target)
-        if not node.users and node.op.startswith("call") and name in _WITHOUT_EFFECT:
+        unused = not node.users and node.op.startswith("call") and WRITES not in node.meta
+        if unused and name in _WITHOUT_EFFECT:
             graph.erase_node(node)

@@ -347,7 +347,7 @@ class Recorder(TorchFunctionMode):
 
     def check_sizes(self, floats: Collection[str]) -> None:
         """Stop if code, which may read ``floats``, depends on sizes in an unrecorded way."""
-        if self._sizes.read and not self.exact and rounds(self.ran, floats):
+        if self._sizes.read and not self.exact and rounds(self.ran, self._calls.counting, floats):
             self.stop("what it does depends on sizes")
 
     def _record_result(self, out: Any) -> None:

@@ -47,12 +47,18 @@ _ALIKE = frozenset({
 })  # fmt: skip
 # Operators whose results have a row for each target of a graph.
 _REDUCTIONS = ("gspmm", "sampled_spmm", "attention")
-# Functions that round, or take a number by its bits.
+# Classes and functions that round, take a number by its bits, or tell an int from a subclass.
 _ROUNDS = frozenset({"int", "round", "ceil", "floor", "trunc", "float", "math", "divmod", "bool",
-                     "range", "index", "numel", "str", "repr"})  # fmt: skip
+                     "range", "index", "numel", "str", "repr", "type", "bytes", "bytearray",
+                     "islice", "repeat", "itemgetter", "map"})  # fmt: skip
+_TELLS = frozenset({"type", "__class__"})  # names by which code may tell a Dim from an int
 _RENDERED = re.compile(r"_(propagate|edge_updater)_\w+\.py$")  # by PyG, for a user's class
 # In Python 3.10; later versions have one instruction with the operator as its argument.
 _QUOTIENTS = ("BINARY_TRUE_DIVIDE", "INPLACE_TRUE_DIVIDE", "BINARY_POWER", "INPLACE_POWER")
+
+
+# Instructions behind which a subscript is no number that was computed.
+_CONSTANT = ("LOAD_CONST", "LOAD_SMALL_INT", "BUILD_SLICE", "BUILD_TUPLE")
 
 
 def asks_for_size(function: Callable[..., Any]) -> bool:
@@ -60,14 +66,15 @@ def asks_for_size(function: Callable[..., Any]) -> bool:
     return function in _SHAPE or name_of(function) in _NUMBERS
 
 
-def _asker() -> str:
-    """Return the file that called the function of torch which a mode handles now."""
+def _asker() -> CodeType:
+    """Return the code that called the function of torch which a mode handles now."""
     frame: Any = sys._getframe(1)
     while frame.f_code.co_name != "__torch_function__":
         frame = frame.f_back
     while frame.f_code.co_name == "__torch_function__":  # of a mode inside of this one
         frame = frame.f_back
-    return str(frame.f_code.co_filename)
+    code: CodeType = frame.f_code
+    return code
 
 
 def is_fact(function: Any, name: str) -> bool:
@@ -75,7 +82,7 @@ def is_fact(function: Any, name: str) -> bool:
     if name == "__get__":
         name = getattr(function.__self__, "__name__", "")
     if name in _IDENTITY:
-        return is_package_file(_asker())
+        return is_package_file(_asker().co_filename)
     return asks(function) or name in _PROPERTIES
 
 
@@ -118,18 +125,18 @@ class Sizes:
             dim = kwargs.get("dim", args[1] if len(args) > 1 else 0)
             sizes = sizes[dim % rank : dim % rank + 1]
         caller = _asker()
-        for size in sizes:
-            if not isinstance(size, Dim) or is_library_file(caller):
+        for place, size in enumerate(sizes):
+            if not isinstance(size, Dim) or is_library_file(caller.co_filename):
                 continue
-            self.read = True
-            if self._exact:
-                self.expected = True
-                size.expected()
+            self.read, tells = True, not _TELLS.isdisjoint(caller.co_names)
+            if self._exact or tells:
+                number, self.expected = size.expected(), True
+                sizes[place] = number if tells else size
         if function in _SHAPE:
             return sizes[0] if isinstance(result, int) else torch.Size(sizes)
         if name != "__len__":
             return prod(sizes)
-        if isinstance(sizes[0], Dim) and not is_package_file(caller):
+        if isinstance(sizes[0], Dim) and not is_package_file(caller.co_filename):
             sizes[0].expected()  # len() returns a plain int
         return result
 
@@ -211,20 +218,27 @@ class Sizes:
             self.vary(result, node, dims)
 
 
-def rounds(codes: Iterable[CodeType], floats: Collection[str]) -> bool:
+def rounds(
+    codes: Iterable[CodeType], counting: Collection[CodeType], floats: Collection[str]
+) -> bool:
     """Return whether code may depend on sizes in a way that is not recorded.
 
     It does if it rounds numbers or compares floats, as a float times a size is no :class:`Dim`, or
-    takes an item at a place that it computes.
+    takes items at places that it computes.
 
     Args:
         codes: code objects that ran.
+        counting: code objects that called functions in C which may read a number.
         floats: names by which they may read floats.
     """
     of_users = [code for code in codes if not is_library_file(code.co_filename)
                 and not _RENDERED.search(code.co_filename)]  # fmt: skip
     names = {"", *(name for code in of_users for name in (*code.co_names, *code.co_freevars))}
-    if not _ROUNDS.isdisjoint(names) or any(map(_looks_up, of_users)):
+    dunder = any(name.startswith("__") for code in of_users for name in code.co_names)
+    if dunder or not _ROUNDS.isdisjoint(names) or not set(of_users).isdisjoint(counting):
+        return True
+    constants = [c for code in of_users for c in code.co_consts if isinstance(c, str)]
+    if any("%" in text for text in constants) or any(map(_looks_up, of_users)):
         return True
     has_floats = not names.isdisjoint(floats) or any(map(_makes_floats, of_users))
     return has_floats and any(map(_compares_numbers, of_users))
@@ -249,11 +263,17 @@ def _compares_numbers(code: CodeType) -> bool:
 
 @lru_cache(maxsize=1024)
 def _looks_up(code: CodeType) -> bool:
-    return any(
-        (step.opname == "BINARY_SUBSCR" or step.argrepr == "[]")
-        and before.opname not in ("LOAD_CONST", "LOAD_SMALL_INT", "BUILD_SLICE", "BUILD_TUPLE")
-        for before, step in pairwise(dis.get_instructions(code))
-    )
+    steps = [*dis.get_instructions(code)]
+    for place, step in enumerate(steps):
+        if step.opname in ("BUILD_SLICE", "BINARY_SLICE"):
+            parts = steps[max(place - (step.arg or 2), 0) : place]
+        elif step.opname == "BINARY_SUBSCR" or step.argrepr == "[]":
+            parts = steps[place - 1 : place]
+        else:
+            continue
+        if any(part.opname not in _CONSTANT for part in parts):
+            return True
+    return False
 
 
 def _rows_vary(node: fx.Node) -> bool:
