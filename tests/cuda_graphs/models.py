@@ -15,7 +15,7 @@ import pyg_accel
 Inputs = dict[str, Any]
 
 
-def model(forward: Callable[..., Any], **parts: Any) -> torch.nn.Module:
+def module(forward: Callable[..., Any], **parts: Any) -> torch.nn.Module:
     """A module with this `forward` and these parts; tensors are buffers."""
     made = type("Model", (torch.nn.Module,), {"forward": forward})()
     for name, part in parts.items():
@@ -28,7 +28,7 @@ def model(forward: Callable[..., Any], **parts: Any) -> torch.nn.Module:
 
 def conv(forward: Callable[..., Any], width: int = 4) -> torch.nn.Module:
     """A model with a layer from 6 features on."""
-    return model(forward, conv=pyg.SAGEConv(6, width)).double()
+    return module(forward, conv=pyg.SAGEConv(6, width)).double()
 
 
 def outcome(run: Callable[..., Any], call: Inputs | tuple[Any, ...]) -> list[Tensor]:
@@ -118,6 +118,6 @@ def sampled() -> torch.nn.Module:
         x = self.norm(self.conv(x, edge_index)).relu()
         return self.last(x, edge_index, edge_weight)
 
-    return model(
+    return module(
         forward, conv=pyg.SAGEConv(6, 8), norm=pyg.BatchNorm(8), last=pyg.GraphConv(8, 4)
     ).double()

@@ -17,7 +17,7 @@ import pyg_accel
 from pyg_accel.cuda_graphs.capture import Captured
 from pyg_accel.cuda_graphs.engine import Engine
 from pyg_accel.cuda_graphs.functions import CONSTANTS, Functions
-from tests.cuda_graphs.models import SIZES, Inputs, Network, conv, mlp, model, same, sampled, some
+from tests.cuda_graphs.models import SIZES, Inputs, Network, conv, mlp, module, same, sampled, some
 
 pytestmark = pytest.mark.usefixtures("rerun")
 
@@ -122,7 +122,7 @@ def test_argument_names_of_the_user(batches, replayed):
 
     roles = {"atoms": "nodes", "bonds": "edge_index", "strength": "edges", "segment": "batch"}
     calls = [(b["x"], b["edge_index"], b["edge_attr"][:, 0], b["batch"]) for b in batches]
-    same(model(forward, inner=sampled()), calls, roles=roles)
+    same(module(forward, inner=sampled()), calls, roles=roles)
     replayed(len(batches) - 3)
 
 
@@ -130,7 +130,7 @@ def test_a_batch_object_is_an_argument_too(replayed):
     def forward(self: Any, data: Data) -> Tensor:
         return pyg.global_mean_pool(self.conv(data.x, data.edge_index).relu(), data.batch)
 
-    eager = model(forward, conv=pyg.SAGEConv(6, 4))
+    eager = module(forward, conv=pyg.SAGEConv(6, 4))
     fast = pyg_accel.graphed(eager)
     for _ in range(8):
         graphs = [
@@ -229,7 +229,7 @@ def test_arguments_that_are_no_tensors_are_refused_by_name(of_a_step):
 
 
 def test_a_model_that_takes_arrays_gets_them(reasons):
-    fast = pyg_accel.graphed(model(lambda self, x: torch.from_numpy(x) * 2))
+    fast = pyg_accel.graphed(module(lambda self, x: torch.from_numpy(x) * 2))
     assert bool((fast(np.ones((5, 3))) == 2).all())
     assert reasons() == {"'x' is a ndarray"}
 
@@ -298,7 +298,7 @@ def test_an_attribute_set_in_each_call_is_named(reasons):
         self.calls += 1
         return self.linear(x)
 
-    counts = model(forward, linear=Linear(3, 3), calls=0)
+    counts = module(forward, linear=Linear(3, 3), calls=0)
     fast, x = pyg_accel.graphed(counts), torch.randn(5, 3)
     for _ in range(7):
         fast(x)

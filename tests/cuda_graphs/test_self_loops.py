@@ -24,7 +24,7 @@ from pyg_accel.layers import MaxKGCNConv
 from pyg_accel.machine import as_captured
 from pyg_accel.patching import overrides
 from pyg_accel.patching.dynamo_guards import Look
-from tests.cuda_graphs.models import Inputs, model, outcome, same, some
+from tests.cuda_graphs.models import Inputs, module, outcome, same, some
 
 WIDTH = 8
 
@@ -241,7 +241,7 @@ def own(edges: Callable[..., Any]) -> torch.nn.Module:
         weight = edge_attr if edge_attr.dim() == 1 else edge_attr.sum(-1)
         return x + scatter(x[edge_index[0]] * weight.view(-1, 1), edge_index[1], 0, x.size(0))
 
-    return model(forward, linear=Linear(WIDTH, WIDTH), norm=torch.nn.BatchNorm1d(3)).double()
+    return module(forward, linear=Linear(WIDTH, WIDTH), norm=torch.nn.BatchNorm1d(3)).double()
 
 
 def _divided(self, edge_index, edge_attr, nodes):
@@ -355,7 +355,7 @@ def test_layers_that_cannot_be_padded_stay_eager(batches, stayed_eager):
 
 
 def test_a_graph_that_is_no_argument_is_not_padded(batches, replays, reasons):
-    fixed = model(
+    fixed = module(
         lambda self, x, edge_index: (
             self.conv(x, edge_index) + self.other(self.table, self.edges).sum(0)),
         conv=pyg.GCNConv(WIDTH, WIDTH), other=pyg.GCNConv(WIDTH, WIDTH),
@@ -374,7 +374,7 @@ def test_sampled_batches_whose_targets_are_some_of_the_nodes_stay_eager(
         targets = edge_index[:, : 2 * batch_size] % batch_size
         return self.second((x, x[:batch_size]), targets)
 
-    trimmed = model(forward, first=LAYERS[name][0](), second=pyg.GATConv((WIDTH, WIDTH), WIDTH))
+    trimmed = module(forward, first=LAYERS[name][0](), second=pyg.GATConv((WIDTH, WIDTH), WIDTH))
     same(trimmed.double(), [batch | {"batch_size": 20 + i}
                             for i, batch in enumerate(some(batches, *GRAPH))])  # fmt: skip
     assert replays() == 0 and reasons()
