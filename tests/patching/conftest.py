@@ -48,3 +48,14 @@ def as_stock(ran: Callable[[], dict[str, set[str]]]) -> Callable[..., dict[str, 
         return ran()
 
     return check
+
+
+@pytest.fixture
+def built(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A one for each graph that is sorted."""
+    graphs: list[int] = []
+    right = pyg_accel.Graph._from_coo
+    monkeypatch.setattr(
+        pyg_accel.Graph, "_from_coo", lambda *args: (graphs.append(1), right(*args))[1]
+    )
+    return graphs

@@ -129,12 +129,7 @@ def test_the_compiled_graph_holds_no_messages():
     assert not any("index_select" in name or "scatter" in name for name in seen[0])
 
 
-def test_a_compiled_model_sorts_a_graph_once(monkeypatch, stored_graphs):
-    built = []
-    right = pyg_accel.Graph._from_coo
-    monkeypatch.setattr(
-        pyg_accel.Graph, "_from_coo", lambda *args: (built.append(1), right(*args))[1]
-    )
+def test_a_compiled_model_sorts_a_graph_once(built, stored_graphs):
     model, x, edges = GraphSAGE(F, 8, 2), torch.randn(20, F), torch.randint(0, 20, (2, 60))
     with pyg_accel.patched():
         compiled = torch.compile(model, backend="aot_eager")
@@ -430,12 +425,8 @@ def test_a_batch_of_another_size_compiles_nothing_that_stock_does_not(name):
         assert graphs_of(model, sizes) == few
 
 
-def test_normalising_a_graph_that_comes_again_is_not_compiled(monkeypatch, report_of):
+def test_normalising_a_graph_that_comes_again_is_not_compiled(built, report_of):
     settings.always = False
-    built, right = [], pyg_accel.Graph._from_coo
-    monkeypatch.setattr(
-        pyg_accel.Graph, "_from_coo", lambda *args: (built.append(1), right(*args))[1]
-    )
     model, x, edges = GCN(F, 8, 2), torch.randn(600, F), torch.randint(0, 600, (2, 82_000))
     expected = model(x, edges)
     with pyg_accel.patched():

@@ -2,14 +2,7 @@
 
 import pytest
 import torch
-from torch_geometric.nn import (
-    GATv2Conv,
-    GINEConv,
-    GraphSAGE,
-    LEConv,
-    MessagePassing,
-    ResGatedGraphConv,
-)
+import torch_geometric.nn as pyg
 from torch_geometric.utils import degree
 
 from pyg_accel import optimize, plan
@@ -22,7 +15,7 @@ N, E = 40, 300
 pytestmark = pytest.mark.usefixtures("always")  # the graphs are small
 
 
-class Base(MessagePassing):
+class Base(pyg.MessagePassing):
     def __init__(self, aggr="sum", **kwargs):
         super().__init__(aggr=aggr, **kwargs)
         self.lin, self.root = torch.nn.Linear(6, 4), torch.nn.Linear(6, 4, bias=False)
@@ -207,7 +200,7 @@ def test_features_that_are_overwritten_are_read_before(make):
 
 def test_a_first_layer_in_front_of_maxk_multiplies_first_where_that_narrows():
     x, edge_index = torch.randn(300, 64), torch.randint(300, (2, 30_000))
-    model = to_maxk(GraphSAGE(64, 16, 3, 4), k=4)
+    model = to_maxk(pyg.GraphSAGE(64, 16, 3, 4), k=4)
     fast = optimize(model, x, edge_index, train=True)
     torch.testing.assert_close(fast(x, edge_index), model(x, edge_index), rtol=1e-4, atol=1e-4)
     chosen = [next(t.tree for t in layer.trees if t.chosen) for layer in plan(fast).layers]
@@ -216,12 +209,12 @@ def test_a_first_layer_in_front_of_maxk_multiplies_first_where_that_narrows():
 
 
 def test_layers_of_pyg_without_a_rule_take_part_where_they_are_linear():
-    found = associations(LEConv(6, 4))
+    found = associations(pyg.LEConv(6, 4))
     assert "X W" in str(next(iter(found.all))).replace("·", " ") and len(found.all) > 1
     with pytest.raises(NotLifted, match="not linear"):
-        associations(ResGatedGraphConv(6, 4))
+        associations(pyg.ResGatedGraphConv(6, 4))
     with pytest.raises(NotLifted, match="does not run on such arguments"):
-        associations(GINEConv(torch.nn.Linear(6, 4), edge_dim=3))
+        associations(pyg.GINEConv(torch.nn.Linear(6, 4), edge_dim=3))
 
 
 def test_arguments_may_have_any_names():
@@ -255,7 +248,7 @@ def test_sizes_and_values_may_change_between_calls():
 @pytest.mark.parametrize("loops", [False, True])
 def test_attention_recorded_on_a_graph_of_one_edge_serves_other_graphs(loops):
     """The row of a parameter is then one for each edge, and one for all of them."""
-    conv = GATv2Conv(6, 4, heads=2, add_self_loops=loops).double()
+    conv = pyg.GATv2Conv(6, 4, heads=2, add_self_loops=loops).double()
     layer = OptimizedModel(conv, Options())
     x = torch.randn(N, 6).double()
     for edge_index in (torch.tensor([[3], [5]]), torch.randint(N, (2, E))):
