@@ -218,7 +218,8 @@ class AsksItself(pyg.GATConv):
 
 
 LEAVE = {name: (make, {"return_attention_weights": True}) for name, make in LAYERS.items()} | {
-    "dropout": (lambda: pyg.GATv2Conv(F, 4, heads=2, dropout=0.5), {"return_attention_weights": True}),
+    "dropout": (
+        lambda: pyg.GATv2Conv(F, 4, heads=2, dropout=0.5), {"return_attention_weights": True}),
     "fa": (lambda: Both(pyg.FAConv(F)), {"return_attention_weights": True}),
     "rgat": (lambda: Typed(pyg.RGATConv(F, 4, 3, heads=2)), {"return_attention_weights": True}),
     "stores": (Stores, {}),
@@ -298,12 +299,7 @@ class Own(pyg.MessagePassing):
         return self.propagate(edge_index, q=q, k=k, factor=factor)
 
     def message(
-        self,
-        q_i: Tensor,
-        k_j: Tensor,
-        factor: Tensor,
-        index: Tensor,
-        dim_size: OptInt,
+        self, q_i: Tensor, k_j: Tensor, factor: Tensor, index: Tensor, dim_size: OptInt
     ) -> Tensor:
         score = fn.leaky_relu((q_i - k_j).square().sum(-1).neg() * 0.5 + factor)
         alpha = softmax(score, index, num_nodes=dim_size)
@@ -321,12 +317,7 @@ class TwoUses(Own):
     """The weights leave by another way too."""
 
     def message(
-        self,
-        q_i: Tensor,
-        k_j: Tensor,
-        factor: Tensor,
-        index: Tensor,
-        dim_size: OptInt,
+        self, q_i: Tensor, k_j: Tensor, factor: Tensor, index: Tensor, dim_size: OptInt
     ) -> Tensor:
         alpha = softmax((q_i * k_j).sum(-1), index, num_nodes=dim_size)
         self.entropy = -(alpha * (alpha + 1e-9).log()).sum()

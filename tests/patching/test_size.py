@@ -334,7 +334,8 @@ def test_sums_over_a_known_graph_are_accelerated_at_default_settings(name):
 @pytest.mark.one_of(2)
 @pytest.mark.parametrize("edges", [12, 3000])
 @pytest.mark.parametrize("make", [
-    lambda: pyg.GATConv(F, 4, heads=2, dropout=0.5), lambda: pyg.GCNConv(F, 4), lambda: pyg.SAGEConv(F, 4),
+    lambda: pyg.GATConv(F, 4, heads=2, dropout=0.5), lambda: pyg.GCNConv(F, 4),
+    lambda: pyg.SAGEConv(F, 4),
     lambda: pyg.TransformerConv(F, 4), lambda: pyg.EdgeConv(torch.nn.Linear(2 * F, 4)),
 ], ids=["gat", "gcn", "sage", "transformer", "edge"])  # fmt: skip
 @pytest.mark.parametrize("gradient", [False, True])
