@@ -11,6 +11,7 @@ import torch_geometric.nn as pyg
 import pyg_accel
 from benchmarks.layers.modes import traces
 from pyg_accel.errors import VerificationError
+from pyg_accel.machine import as_captured
 from pyg_accel.patching import hetero as relations_of_types
 from pyg_accel.patching import relations
 from pyg_accel.settings import settings
@@ -152,20 +153,18 @@ def test_layers_of_one_shape_for_a_hundred_edge_types_are_one_call(
     assert row.formula.endswith(f"_j u0, {RELATIONS} relations")
 
 
-def test_the_graphs_of_a_capture_are_stacked_if_they_are_known(monkeypatch, report_of):
+def test_the_graphs_of_a_capture_are_stacked_if_they_are_known(report_of):
     """Stacking waits for the device, which no CUDA graph can; PyG's loop does not."""
     x, edges = typed_graph()
     layer = hetero(edges, ALIKE["SAGE"])
     expected = layer(x, edges)
     with pyg_accel.patched():
-        settings.always = True
-        monkeypatch.setattr("pyg_accel.patching.hetero.is_captured", lambda graph: True)
-        layer(x, edges)
+        with as_captured():
+            layer(x, edges)
         assert not [row for row in report_of() if row.layer == "HeteroConv"]
-        monkeypatch.setattr("pyg_accel.patching.hetero.is_captured", lambda graph: False)
         layer(x, edges)
-        monkeypatch.setattr("pyg_accel.patching.hetero.is_captured", lambda graph: True)
-        found = layer(x, edges)
+        with as_captured():
+            found = layer(x, edges)
     assert [row.calls for row in report_of() if row.layer == "HeteroConv"] == [2]
     for name, out in expected.items():
         torch.testing.assert_close(found[name], out)
