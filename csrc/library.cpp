@@ -5,14 +5,16 @@
 #include "take_parts.h"
 
 STABLE_TORCH_LIBRARY(pyg_accel_cpu, m) {
-  m.def("csr_from_coo(Tensor row, Tensor col, int num_rows, int num_cols, bool wide) -> Tensor[]");
+  m.def(
+      "csr_from_coo(Tensor edge_index, int target, int num_rows, int num_cols, bool wide) -> "
+      "Tensor[]");
   m.def("csr_transpose(Tensor rowptr, Tensor col, int num_cols) -> Tensor[]");
-  m.def("add_matrix(Tensor rowptr, Tensor col, Tensor? eid, int num_cols, bool sorted) -> int");
-  m.def("remove_matrix(int matrix) -> ()");
-  m.def("run1(int plan, Tensor x) -> Tensor");
-  m.def("run2(int plan, Tensor x, Tensor weight) -> Tensor");
-  m.def("run1_winners(int plan, Tensor x) -> (Tensor, Tensor)");
-  m.def("run2_winners(int plan, Tensor x, Tensor weight) -> (Tensor, Tensor)");
+  m.def(
+      "spmm(Tensor rowptr, Tensor col, Tensor? eid, int num_cols, bool sorted, int plan, Tensor x, "
+      "Tensor? weight=None) -> Tensor");
+  m.def(
+      "spmm_winners(Tensor rowptr, Tensor col, Tensor? eid, int num_cols, bool sorted, int plan, "
+      "Tensor x, Tensor? weight=None) -> (Tensor, Tensor)");
   m.def("scatter_arg(int num_cols, Tensor grad, Tensor arg) -> Tensor");
   m.def("softmax(Tensor rowptr, Tensor? eid, Tensor scores, Tensor? grad) -> Tensor");
   m.def(

@@ -61,9 +61,9 @@ def doctor() -> int:
     import torch
 
     from pyg_accel.doctor import examine
-    from pyg_accel.machine import processor
     from pyg_accel.pyg_lib.seam import description
     from pyg_accel.runtime.large_pages import small_pages_reasons
+    from pyg_accel.runtime.machine import processor
 
     print(f"pyg_accel {pyg_accel.__version__} in {Path(pyg_accel.__file__).parent}")
     print(f"Python {platform.python_version()}, {platform.platform()}")
@@ -118,7 +118,7 @@ def _tuning(kind: str) -> str:
     import torch
 
     from pyg_accel.costs import costs
-    from pyg_accel.tuned import device_of_kind, tuned, tuning_file
+    from pyg_accel.runtime.tuned import device_of_kind, tuned, tuning_file
 
     device = device_of_kind(kind, torch.get_num_threads())
     costs(kind)
@@ -259,7 +259,7 @@ def tune_machine(kind: str | None, out: Path | None) -> int:
     """Measure call costs, and print them and the path of the file."""
     import torch
 
-    from pyg_accel.tuned import tuning_file
+    from pyg_accel.runtime.tuned import tuning_file
     from pyg_accel.tuning import tune
 
     kind = kind or ("cuda" if torch.cuda.is_available() else "cpu")

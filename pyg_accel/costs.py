@@ -23,9 +23,9 @@ import torch
 
 from pyg_accel.formula import Binary, Const, Operand, children, operands_of
 from pyg_accel.formula.computation import NETWORK, OUTER, Computation
-from pyg_accel.machine import Device
+from pyg_accel.runtime.machine import Device
+from pyg_accel.runtime.tuned import device_of_kind, tuned, tuning_file
 from pyg_accel.settings import settings
-from pyg_accel.tuned import device_of_kind, tuned, tuning_file
 
 __all__ = [
     "CORE", "H200", "H200_UNITS", "NEVER", "OF_TARGETS", "RATES", "SHIPPED", "SLOWEST", "Costs",

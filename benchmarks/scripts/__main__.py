@@ -1,11 +1,15 @@
 """What patch() brings to PyG's own examples, unchanged, on made data.
 
-    python -m benchmarks.scripts --pyg CHECKOUT [--only gcn.py gat.py ...] [--steps 60]
+    python -m benchmarks.scripts --pyg CHECKOUT [--device cuda] [--only gcn.py gat.py ...]
+    python -m benchmarks.scripts --pyg CHECKOUT [--device cuda] --models
 
-Each script runs stock and as `python -m pyg_accel run`, in turns, in processes of one thread. A
-step ends with a backward pass. `step_ms` is the median of the processor's time from one end to the
-next, over the last two thirds of the steps; `until_ms` is its time until they are over, imports and
-records included. `loss_difference` is the largest one of all steps, over the loss.
+Each script runs stock and as `python -m pyg_accel run`, in turns, in processes of one thread; with
+`--models` its model is also what `optimize()` and, on a GPU, `graphed()` makes of it. A step ends
+with a backward pass. `step_ms` is the median from one end to the next, over the last two thirds of
+the steps; `until_ms` is the time of the process until they are over. Times are the processor's, on
+a GPU those of the clock, and of several turns the least. `loss_difference` is the largest one of
+all steps, over the loss: from `stock`, or, if that draws other batches, from `sampled`, which has
+the batches of `pyg_accel` and the layers of PyG.
 """
 
 import json
@@ -22,49 +26,97 @@ import numpy as np
 
 from benchmarks.tools import results, timing
 
-NAME = "scripts/scripts_cpu"
 SCRIPTS = (
     "gcn.py", "gat.py", "super_gat.py", "agnn.py", "tagcn.py", "mixhop.py", "linkx.py", "pna.py",
     "ppi.py", "rgcn.py", "mutag_gin.py", "proteins_topk_pool.py", "proteins_mincut_pool.py",
-    "mem_pool.py", "graph_gps.py", "graph_unet.py", "link_pred.py", "hetero/to_hetero_mag.py",
+    "mem_pool.py", "graph_gps.py", "graph_unet.py", "link_pred.py", "node2vec.py", "arma.py",
+    "autoencoder.py", "dir_gnn.py", "dna.py", "rgat.py", "film.py", "geniepath.py", "gcn2_ppi.py",
+    "infomax_transductive.py", "proteins_diff_pool.py", "proteins_gmt.py", "hetero/han_imdb.py",
+    # with torch-sparse
+    "ogbn_train.py --dataset ogbn-arxiv --model sage --num_workers 0",
+    "ogbn_train.py --dataset ogbn-arxiv --model gat --num_workers 0",
+    "ogbn_train.py --dataset ogbn-products --model sage --num_workers 0",
+    "ogbn_train.py --dataset ogbn-products --model gat --num_workers 0",
+    "ogbn_proteins_deepgcn.py", "graph_sage_unsup.py", "cluster_gcn_ppi.py",
+    "cluster_gcn_reddit.py", "shadow.py", "hetero/to_hetero_mag.py",
     # under patch() alone, without pyg-lib
+    "ogbn_train.py --num_workers 0",
     "dgcnn_classification.py", "pointnet2_classification.py", "randlanet_classification.py",
     "mnist_graclus.py", "mnist_voxel_grid.py", "mnist_nn_conv.py", "cora.py", "faust.py",
-    "node2vec.py", "cluster_gcn_ppi.py", "cluster_gcn_reddit.py", "shadow.py",
 )  # fmt: skip
+MODELS = (
+    "gcn.py", "gat.py", "agnn.py", "tagcn.py", "rgcn.py", "mutag_gin.py", "arma.py", "ppi.py",
+    "graph_gps.py", "link_pred.py",
+    "ogbn_train.py --dataset ogbn-arxiv --model sage --num_workers 0",
+    "ogbn_train.py --dataset ogbn-arxiv --model gat --num_workers 0",
+    "ogbn_proteins_deepgcn.py",
+)  # fmt: skip
+LAYERS_OF_PYG = {"PYG_ACCEL_DISABLE": "cpu,cuda,triton,pyg_lib,reference"}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "stock": {"patched": False},
+    "patched": {"patched": True},
+    "optimized": {"patched": True, "model": "optimized"},
+    "graphed": {"patched": True, "model": "graphed"},
+    "sampled": {"patched": True, "variables": LAYERS_OF_PYG},
+}
+SAME_BATCHES = 1e-5  # difference of the first losses, beyond which batches were others
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = results.parser(__doc__, steps=60, seconds=20, turns=2)
+    parser = results.parser(__doc__, devices=("cpu", "cuda"), steps=60, seconds=20, turns=2,
+                            models=False)  # fmt: skip
     parser.add_argument("--pyg", type=Path, required=True, help="a checkout of pytorch_geometric")
-    parser.add_argument("--only", nargs="+", default=SCRIPTS, help="paths below examples/")
+    parser.add_argument("--only", nargs="+", help="paths below examples/, with options")
     options = parser.parse_args(arguments)
-    rows = results.Rows(NAME, options, key=("script",), steps_at_most=options.steps)
-    scripts = options.only[:2] if options.quick else options.only
-    for (script,) in results.each(rows.missing((name,) for name in scripts)):
-        path = options.pyg.resolve() / "examples" / script
-        rows.add([compared(path, options.steps, options.seconds, options.turns)],
-                 show=True, script=script)  # fmt: skip
+    name = f"scripts/{'models' if options.models else 'scripts'}_{options.device}"
+    rows = results.Rows(name, options, options.device, key=("script",),
+                        steps_at_most=options.steps)  # fmt: skip
+    scripts = options.only or (MODELS if options.models else SCRIPTS)
+    variants = ["stock", "patched", *["optimized"] * options.models,
+                *["graphed"] * (options.models and options.device == "cuda")]  # fmt: skip
+    for (script,) in results.each(
+        rows.missing((s,) for s in scripts[: 2 if options.quick else None])
+    ):
+        path, *words = script.split()
+        command = [str(options.pyg.resolve() / "examples" / path), *words]
+        row = compared(command, options.steps, options.seconds, options.turns, variants,
+                       options.device)  # fmt: skip
+        rows.add([row], show=True, script=script)
     rows.done()
 
 
-def compared(path: Path, steps: int, seconds: int, turns: int) -> dict[str, Any]:
+def compared(
+    command: Sequence[str], steps: int, seconds: int, turns: int,
+    variants: Sequence[str] = ("stock", "patched"), device: str = "cpu",
+) -> dict[str, Any]:  # fmt: skip
     """A row of a script; each variant has the best of its turns."""
-    runs: dict[str, list[dict[str, Any]]] = {"stock": [], "patched": []}
+    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in variants}
     for _ in range(turns):
-        for variant, found in runs.items():
-            found.append(run([str(path)], steps, seconds, patched=variant == "patched"))
-    made = min(len(found["ends"]) for both in runs.values() for found in both)
+        for name, found in runs.items():
+            found.append(run(command, steps, seconds, device=device, **VARIANTS[name]))
+    made = min(len(one["ends"]) for found in runs.values() for one in found)
     row: dict[str, Any] = {"steps": made}
-    for variant, found in runs.items():
+    for name, found in runs.items():
         times = [of_steps(one["ends"][:made]) for one in found]
-        row[f"step_ms, {variant}"] = min((one[0] for one in times), default=np.nan)
-        row[f"until_ms, {variant}"] = min((one[1] for one in times), default=np.nan)
-        row[f"peak_mib, {variant}"] = min(one["peak_mib"] for one in found)
-        row[f"error, {variant}"] = found[0]["error"].partition("\n")[0][:120]
-    pairs = zip(runs["stock"][0]["losses"], runs["patched"][0]["losses"], strict=False)
-    row["loss_difference"] = max((abs(a - b) / max(abs(a), 1e-6) for a, b in pairs), default=np.nan)
+        row[f"step_ms, {name}"] = min((one[0] for one in times), default=np.nan)
+        row[f"until_ms, {name}"] = min((one[1] for one in times), default=np.nan)
+        row[f"peak_mib, {name}"] = min(one["peak_mib"] for one in found)
+        row[f"error, {name}"] = found[0]["error"].partition("\n")[0][:120]
+        row |= {f"note, {name}": found[0]["note"]} if found[0].get("note") else {}
+    beside, losses = "stock", {name: found[0]["losses"] for name, found in runs.items()}
+    if made and difference(losses["stock"][:1], losses["patched"][:1]) > SAME_BATCHES:
+        beside = "sampled"
+        losses[beside] = run(command, steps, seconds, device=device, **VARIANTS[beside])["losses"]
+    row["losses_beside"] = beside
+    for name in variants[1:]:
+        row[f"loss_difference, {name}"] = difference(losses[beside], losses[name])
     return row
+
+
+def difference(right: Sequence[float], losses: Sequence[float]) -> float:
+    """The largest relative difference."""
+    pairs = zip(right, losses, strict=False)
+    return max((abs(a - b) / max(abs(a), 1e-6) for a, b in pairs), default=np.nan)
 
 
 def of_steps(ends: Sequence[float]) -> tuple[float, float]:
@@ -76,17 +128,21 @@ def of_steps(ends: Sequence[float]) -> tuple[float, float]:
 
 
 def run(
-    script: Sequence[str], steps: int, seconds: int, *, patched: bool,
-    variables: Mapping[str, str] | None = None,
+    script: Sequence[str], steps: int, seconds: int, *, patched: bool, device: str = "cpu",
+    model: str = "", variables: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Run a script with its arguments in a process of its own."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out.json"
-        child = ["-m", "benchmarks.scripts.child", str(out), str(steps), str(seconds), *script]
+        child = ["-m", "benchmarks.scripts.child", str(out), str(steps), str(seconds), device,
+                 model, *script]  # fmt: skip
         command = [sys.executable, "-m", "pyg_accel", "run", *child] if patched else (
             [sys.executable, *child])  # fmt: skip
-        variables = {"PYTHONPATH": str(timing.ROOT), "OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg",
-                     **(variables or {})}  # fmt: skip
+        paths = [str(timing.ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        variables = {"PYTHONPATH": os.pathsep.join(paths), "MPLBACKEND": "Agg",
+                     "PYTHONDONTWRITEBYTECODE": "",  # or each process compiles what it imports
+                     **({"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""} if device == "cpu"
+                        else {}), **(variables or {})}  # fmt: skip
         with suppress(subprocess.TimeoutExpired):  # workers of a loader may not end
             subprocess.run(command, cwd=folder, env=os.environ | variables, capture_output=True,
                            check=False, timeout=10 * seconds + 120)  # fmt: skip

@@ -1,9 +1,11 @@
 """Runs one script, and notes when each of its backward passes ends, with which loss.
 
-    python -m benchmarks.scripts.child OUT STEPS SECONDS SCRIPT [ARGUMENTS]
+    python -m benchmarks.scripts.child OUT STEPS SECONDS DEVICE MODEL SCRIPT [ARGUMENTS]
 
 It writes OUT, as JSON, when the script ends or has made so many steps, or after the seconds. Under
-``python -m pyg_accel run -m benchmarks.scripts.child ...`` the script is accelerated.
+``python -m pyg_accel run -m benchmarks.scripts.child ...`` the script is accelerated, and its model
+is what `optimize()` or `graphed()` makes of it where MODEL is ``optimized`` or ``graphed``. Times
+are those of the processor since the process began, on a GPU those of the clock.
 """
 
 import json
@@ -17,26 +19,35 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 
-from benchmarks.scripts import data
+from benchmarks.scripts import data, models, ogb
 
 
 class Enough(BaseException):
     """The script has made its steps."""
 
 
-def main(out: str, most: str, seconds: str, script: str, *arguments: str) -> None:
+def main(
+    out: str, most: str, seconds: str, device: str, model: str, script: str, *arguments: str
+) -> None:
     losses: list[float] = []
     ends: list[float] = []
     backward = torch.Tensor.backward
-    start = time.process_time()
+    born = psutil.Process().create_time()
+
+    def clock() -> float:
+        if device == "cpu":
+            return time.process_time()
+        torch.cuda.synchronize()
+        return time.time() - born
 
     def noted(self: torch.Tensor, *args: Any, **kwargs: Any) -> None:
         if self.numel() == 1:
             losses.append(self.item())
         backward(self, *args, **kwargs)
-        ends.append(time.process_time() - start)
+        ends.append(clock())
         if len(ends) >= int(most):
             raise Enough
 
@@ -49,6 +60,8 @@ def main(out: str, most: str, seconds: str, script: str, *arguments: str) -> Non
     np.random.seed(12345)
     random.seed(12345)
     data.install()
+    ogb.install()
+    note = models.change(model) if model in models.CHANGES else str
     sys.argv = [script, *arguments]
     sys.path.insert(0, str(Path(script).parent))
     error = ""
@@ -62,7 +75,10 @@ def main(out: str, most: str, seconds: str, script: str, *arguments: str) -> Non
     finally:
         signal.alarm(0)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    result = {"losses": losses, "ends": ends, "error": error, "peak_mib": peak, "parts": data.parts}
+    if device == "cuda":
+        peak = torch.cuda.max_memory_allocated() / 2**20
+    result = {"losses": losses, "ends": ends, "error": error, "peak_mib": peak, "note": note(),
+              "parts": data.parts}  # fmt: skip
     Path(out).write_text(json.dumps(result))
 
 

@@ -7,7 +7,7 @@ import torch
 import torch_geometric.datasets
 from torch_geometric.data import HeteroData
 
-from benchmarks.scripts import data, database
+from benchmarks.scripts import data, database, ogb
 from benchmarks.scripts.__main__ import compared, of_steps
 from benchmarks.scripts.printed import printed
 
@@ -31,10 +31,38 @@ for _ in range(100):
 def test_a_script_makes_its_steps_with_the_same_losses(tmp_path: Path):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    row = compared(script, 8, 30, 1)
+    row = compared([str(script)], 8, 30, 1)
     assert (row["steps"], row["error, stock"], row["error, patched"]) == (8, "", "")
-    assert 0 <= row["loss_difference"] < 1e-4
+    assert 0 <= row["loss_difference, patched"] < 1e-4
     assert row["step_ms, stock"] > 0 and row["until_ms, patched"] > row["step_ms, patched"]
+
+
+@pytest.mark.full
+def test_the_model_of_a_script_is_exchanged(tmp_path: Path):
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    row = compared([str(script)], 8, 30, 1, ["stock", "patched", "optimized", "graphed"])
+    assert row["note, optimized"] == "1 of 1 layers"
+    assert row["note, graphed"] == "0 of 6 calls; no CUDA graphs on device 'cpu'"
+    for variant in ("optimized", "graphed"):
+        assert row["steps"] == 8 and 0 <= row[f"loss_difference, {variant}"] < 1e-4
+
+
+@pytest.mark.parametrize("name", ogb.GENERATORS)
+def test_made_data_of_ogb_divides_the_nodes_of_a_valid_graph(name):
+    dataset = ogb.PygNodePropPredDataset(name)
+    data = dataset[0]
+    data.validate(raise_on_error=True)
+    parts = torch.cat(list(dataset.get_idx_split().values()))
+    assert torch.equal(parts.sort().values, torch.arange(data.num_nodes))
+    assert data.y.shape == (data.num_nodes, dataset.num_tasks)
+
+
+def test_the_area_under_the_curve_is_that_of_ranks():
+    truth = torch.tensor([[0, 1], [0, 0], [1, 1], [1, 0]])
+    guess = torch.tensor([[0.1, 0.9], [0.4, 0.2], [0.3, 0.8], [0.8, 0.1]])
+    found = ogb.Evaluator("ogbn-proteins").eval({"y_true": truth, "y_pred": guess})
+    assert found["rocauc"] == pytest.approx((0.75 + 1.0) / 2)
 
 
 @pytest.mark.parametrize("name", data.GENERATORS)

@@ -122,12 +122,39 @@ def scripts(frame: pd.DataFrame) -> list[str]:
     both, what = frame[frame["ratio"].notna()].sort_values("ratio"), "the largest difference"
     shown = both[["script", "steps", "step ms, stock", "step ms, patched", "ratio",
                   "until the last step", "peak"]].assign(
-        **{what: both["loss_difference"].map("{:.0e}".format)})  # fmt: skip
-    alone = frame[frame["error, stock"].notna() & frame["error, patched"].isna()]["script"]
+        **{what: differences(both, "patched")})  # fmt: skip
     lines = markdown(shown, dict.fromkeys(("ratio", "until the last step", "peak"), TIMES))
     lines += ["", f"Geometric mean of the steps: {frames.mean(both['ratio']):.2f}x."]
-    only = f"Under `patch()` alone, for want of a package that PyG asks for: {', '.join(alone)}."
-    return [*lines, *(["", only] if len(alone) else [])]
+    fails = [frame[f"error, {v}"].notna() for v in ("stock", "patched")]
+    for scripts, text in (
+        (frame[fails[0] & ~fails[1]], "Under `patch()` alone, for want of a package that PyG "
+         "asks for"),
+        (frame[fails[1] & ~fails[0]], "Stock alone"), (frame[fails[0] & fails[1]], "Neither"),
+    ):  # fmt: skip
+        if len(scripts):
+            lines += ["", f"{text}: {', '.join(scripts['script'])}."]
+    return lines
+
+
+def models(frame: pd.DataFrame) -> list[str]:
+    """What optimize() and graphed() bring to the models of programs of others."""
+    table = frame[["script", "steps", "step_ms, stock"]].rename(
+        columns={"step_ms, stock": "step ms, stock"}
+    )
+    ratios = [v for v in ("patched", "optimized", "graphed") if f"step_ms, {v}" in frame]
+    for variant in ratios:
+        table[variant] = frame["step_ms, stock"] / frame[f"step_ms, {variant}"]
+    for variant in ratios[1:]:
+        table[f"what is {variant}"] = frame[f"note, {variant}"]
+        table[f"difference, {variant}"] = differences(frame, variant)
+    return markdown(table.sort_values("optimized", ascending=False),
+                    dict.fromkeys(ratios, TIMES))  # fmt: skip
+
+
+def differences(frame: pd.DataFrame, variant: str) -> pd.Series:
+    """Of losses from those of PyG's layers; an asterisk where batches of pyg_accel are beside."""
+    shown = frame[f"loss_difference, {variant}"].map("{:.0e}".format)
+    return shown + frame["losses_beside"].map({"stock": "", "sampled": " *"})
 
 
 def relational(frame: pd.DataFrame) -> list[str]:
@@ -394,6 +421,9 @@ MADE: dict[str, Make] = {
                                   "cusparse_ms"),
     "loaders/loaders": loaders,
     "scripts/scripts_cpu": scripts,
+    "scripts/scripts_cuda": scripts,
+    "scripts/models_cpu": models,
+    "scripts/models_cuda": models,
     "scripts/printed_cuda": printed,
     "scripts/relational_cpu": relational,
     "layers/layers_cpu": layers,

@@ -100,22 +100,27 @@ void from_coo(const Key* row,
   });
 }
 
-std::vector<Tensor> csr_from_coo(const Tensor& row,
-                                 const Tensor& col,
+// Sorts the edges of a list [2, E] by its row `target`.
+std::vector<Tensor> csr_from_coo(const Tensor& edge_index,
+                                 int64_t target,
                                  int64_t num_rows,
                                  int64_t num_cols,
                                  bool wide) {
-  const bool wide_in = is_wide(row, "row");
-  check_vector(row, "row", row.numel(), wide_in);
-  check_vector(col, "col", row.numel(), wide_in);
+  const bool wide_in = is_wide(edge_index, "edge_index");
+  STD_TORCH_CHECK(edge_index.is_cpu() && edge_index.dim() == 2 && edge_index.size(0) == 2 &&
+                      (target == 0 || target == 1),
+                  "expected 'edge_index' of shape [2, E] on a CPU, and one of its rows");
   STD_TORCH_CHECK(num_rows >= 0 && num_cols >= 0, "expected sizes that are not negative");
-  const int64_t count = row.numel();
+  const int64_t count = edge_index.size(1);
+  const bool dense = count < 2 || edge_index.stride(1) == 1;
+  const Tensor list = dense ? edge_index : torch::stable::contiguous(edge_index);
   const ScalarType type = wide ? ScalarType::Long : ScalarType::Int;
-  auto empty = [&](int64_t n) { return new_result(row, {n}, type); };
+  auto empty = [&](int64_t n) { return new_result(list, {n}, type); };
   std::vector<Tensor> result{empty(num_rows + 1), empty(count), empty(count)};
   auto build = [&]<class Key, class Out>(Key, Out) {
-    const Key* r = static_cast<const Key*>(row.const_data_ptr());
-    const Key* c = static_cast<const Key*>(col.const_data_ptr());
+    const Key* ids = static_cast<const Key*>(list.const_data_ptr());
+    const Key* r = ids + target * list.stride(0);
+    const Key* c = ids + (1 - target) * list.stride(0);
     STD_TORCH_CHECK(in_range(r, count, num_rows), "found target ids outside of [0, ", num_rows,
                     ")");
     STD_TORCH_CHECK(in_range(c, count, num_cols), "found source ids outside of [0, ", num_cols,

@@ -1,7 +1,7 @@
 // SDDMM with a dot product, and the softmax over the entries of each row.
 #include "sddmm.h"
 
-#include "plans.h"
+#include "plan_code.h"
 #include "schedule.h"
 
 namespace pyg_accel {

@@ -1,6 +1,8 @@
 // SpMM: out[i] = reduce over row i of weight * x[col].
+#include <tuple>
+
 #include "packing.h"
-#include "plans.h"
+#include "plan_code.h"
 #include "schedule.h"
 #include "sddmm.h"
 
@@ -149,43 +151,33 @@ Tensor scatter_arg(int64_t num_cols, const Tensor& grad, const Tensor& arg) {
   return out;
 }
 
-Table<Csr>& table() {
-  static Table<Csr> matrices;
-  return matrices;
-}
-
-// The arrays must outlive the number.
-int64_t add_matrix(const Tensor& rowptr,
-                   const Tensor& col,
-                   const std::optional<Tensor>& eid,
-                   int64_t num_cols,
-                   bool sorted) {
-  return table().add(csr_of(rowptr, col, eid, num_cols, sorted));
-}
-
-void remove_matrix(int64_t number) {
-  table().remove(number);
-}
-
-std::vector<Tensor> run(const PlanCode& plan, const Tensor& x, const Tensor* other, bool winners) {
-  const auto csr = table().at(plan.matrix);
-  if (plan.dot && other)
-    return {dot(*csr, plan.heads, x, *other)};
-  return spmm(*csr, plan, x, other, winners);
+template <bool kWinners>
+auto run(const Tensor& rowptr,
+         const Tensor& col,
+         const std::optional<Tensor>& eid,
+         int64_t num_cols,
+         bool sorted,
+         int64_t number,
+         const Tensor& x,
+         const std::optional<Tensor>& other) {
+  const Csr csr = csr_of(rowptr, col, eid, num_cols, sorted);
+  const PlanCode plan(number);
+  const bool swaps = other && plan.swapped;
+  const Tensor &first = swaps ? *other : x, *second = swaps ? &x : other ? &*other : nullptr;
+  if constexpr (kWinners) {
+    const auto results = spmm(csr, plan, first, second, true);
+    return std::tuple{results[0], results[1]};
+  } else {
+    return plan.dot && second ? dot(csr, plan.heads, first, *second)
+                              : spmm(csr, plan, first, second, false)[0];
+  }
 }
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(pyg_accel_cpu, CompositeExplicitAutograd, m) {
-  m.impl("remove_matrix", TORCH_BOX(&remove_matrix));
-}
-
 STABLE_TORCH_LIBRARY_IMPL(pyg_accel_cpu, CPU, m) {
-  m.impl("add_matrix", TORCH_BOX(&add_matrix));
-  m.impl("run1", TORCH_BOX(&run1<run>));
-  m.impl("run2", TORCH_BOX(&run2<run>));
-  m.impl("run1_winners", TORCH_BOX(&run1_winners<run>));
-  m.impl("run2_winners", TORCH_BOX(&run2_winners<run>));
+  m.impl("spmm", TORCH_BOX(&run<false>));
+  m.impl("spmm_winners", TORCH_BOX(&run<true>));
   m.impl("scatter_arg", TORCH_BOX(&scatter_arg));
 }
 

@@ -4,10 +4,14 @@
 
 #include <array>
 #include <limits>
+#include <memory>
+#include <mutex>
+#include <shared_mutex>
+#include <unordered_map>
+#include <utility>
 
 #include "cuda/check.cuh"
 #include "cuda/tensors.h"
-#include "plans.h"
 
 namespace pyg_accel {
 namespace {
@@ -57,8 +61,36 @@ struct Sequence {
   std::vector<Launch> launches;
 };
 
-Table<Sequence>& table() {
-  static Table<Sequence> sequences;
+// Sequences by number, for any number of threads. Numbers are not used again.
+class Table {
+ public:
+  int64_t add(Sequence sequence) {
+    const auto made = std::make_shared<const Sequence>(std::move(sequence));
+    const std::unique_lock lock(mutex_);
+    sequences_.emplace(++last_, made);
+    return last_;
+  }
+
+  void remove(int64_t number) {
+    const std::unique_lock lock(mutex_);
+    sequences_.erase(number);
+  }
+
+  std::shared_ptr<const Sequence> at(int64_t number) const {
+    const std::shared_lock lock(mutex_);
+    const auto found = sequences_.find(number);
+    STD_TORCH_CHECK(found != sequences_.end(), "there is no sequence ", number);
+    return found->second;
+  }
+
+ private:
+  mutable std::shared_mutex mutex_;
+  std::unordered_map<int64_t, std::shared_ptr<const Sequence>> sequences_;
+  int64_t last_ = 0;
+};
+
+Table& table() {
+  static Table sequences;
   return sequences;
 }
 

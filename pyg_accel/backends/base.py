@@ -32,20 +32,16 @@ class Launch(NamedTuple):
         listed: it takes the operands as a list.
         accepts_any_layout: operands may have any strides, and any shape behind their
             rows, which results of a reduction have as well.
-        owner: an object that must live as long as the launch.
     """
 
     function: Callable[..., Any]
     before: tuple[Any, ...] = ()
     listed: bool = False
     accepts_any_layout: bool = False
-    owner: Any = None
 
     def bound(self) -> Callable[..., Any]:
         """Return it as a function of the operands, or of their list."""
-        call = partial(self.function, *self.before)
-        call.__dict__["owner"] = self.owner
-        return call
+        return partial(self.function, *self.before)
 
     def __call__(self, operands: list[Tensor]) -> list[Tensor]:
         """Compute [rows, H, F]."""

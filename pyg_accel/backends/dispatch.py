@@ -34,7 +34,8 @@ __all__ = [
 ]  # fmt: skip
 
 _log = logging.getLogger("pyg_accel")
-# The name of a backend, and whether others may run calls that it cannot.
+# The name of a backend, and whether others may run calls that it cannot. A context variable, as a
+# user may await something in the block, and other tasks must not see it.
 named: ContextVar[tuple[str, bool] | None] = ContextVar("pyg_accel_backend", default=None)
 variables_of_choices = variables("backend", "disable", "isa")
 

@@ -2,29 +2,26 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 
-__all__ = ["chosen", "note_choice", "record_choices"]
+from pyg_accel.runtime.state import running
 
-chosen: ContextVar[dict[str, None] | None] = ContextVar("pyg_accel_chosen", default=None)
+__all__ = ["note_choice", "record_choices"]
 
 
 @contextmanager
 def record_choices() -> Iterator[dict[str, None]]:
     """Collect the names of the backends that are chosen in the block and in nested ones."""
     names: dict[str, None] = {}
-    outer = chosen.get()
-    token = chosen.set(names)
+    outer, running.backends = running.backends, names
     try:
         yield names
     finally:
-        chosen.reset(token)
+        running.backends = outer
         if outer is not None:
             outer.update(names)
 
 
 def note_choice(name: str) -> None:
     """Tell :func:`record_choices` that a backend was chosen."""
-    names = chosen.get()
-    if names is not None:
-        names[name] = None
+    if running.backends is not None:
+        running.backends[name] = None

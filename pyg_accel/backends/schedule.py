@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pyg_accel.graph import CSR
 from pyg_accel.graph.facts import cache_of, facts_of
-from pyg_accel.machine import is_captured
+from pyg_accel.runtime.machine import is_captured
 
 __all__ = ["Pieces", "Schedule", "schedule_of"]
 

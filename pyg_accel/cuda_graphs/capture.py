@@ -2,7 +2,7 @@
 
 Nothing may compile, load or wait inside of a capture. So the function runs a few times before, on
 the stream of the capture and with the choices that are made in captures
-(:func:`~pyg_accel.machine.as_captured`). Its trials run on that stream too: autograd ties a
+(:func:`~pyg_accel.runtime.machine.as_captured`). Its trials run on that stream too: autograd ties a
 parameter to the stream on which it was first used, as long as any graph with it is alive.
 """
 
@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from pyg_accel.cuda_graphs import ledger
-from pyg_accel.machine import as_captured
+from pyg_accel.runtime.machine import as_captured
 
 __all__ = ["Captured", "Grads", "Memory", "Replay", "gradients"]
 

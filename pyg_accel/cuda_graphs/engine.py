@@ -16,6 +16,7 @@ from pyg_accel.cuda_graphs.entry import Entry
 from pyg_accel.cuda_graphs.trial import examine
 from pyg_accel.runtime.cache import TensorRef
 from pyg_accel.runtime.report import record
+from pyg_accel.runtime.state import running
 
 __all__ = ["WARM_UP", "Engine", "HasCaptures"]
 
@@ -25,15 +26,6 @@ _WARMING = "warming up"
 _TOO_LARGE = "too large to be captured in the memory that is left"
 _SLOWER = "a replay takes longer than an eager call"
 _UNPAID = "earlier captures have not paid for themselves yet"
-
-
-class _Inside(threading.local):
-    """Whether this thread is inside of a call, which includes nested calls."""
-
-    on = False
-
-
-_inside = _Inside()
 
 
 class Refused(Uncapturable):
@@ -145,12 +137,12 @@ class Engine:
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Make a call, eagerly or by a replay."""
-        if _inside.on:  # a model in a step, or in another model
+        if running.graphed:  # a model in a step, or in another model
             return self._subject.call(*args, **kwargs)
         start, why, full, looked = ledger.clock(), "", False, True
         training = [module.training for module in self._subject.roots]
         like = torch.is_grad_enabled(), *training, len(args), *kwargs
-        _inside.on = True
+        running.graphed = True
         try:
             try:
                 if like == self._refused[0] and self._state and not self._state.ledger.looks:
@@ -173,7 +165,7 @@ class Engine:
                 out = self._eager(args, kwargs)
                 done = "", "eager", ledger.clock() - began, 0.0
         finally:
-            _inside.on = False
+            running.graphed = False
         formula, backend, eager, saved = done
         if self._state is not None:
             account = self._state.ledger

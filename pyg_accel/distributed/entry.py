@@ -19,14 +19,14 @@ from torch_geometric.nn import MessagePassing, RGCNConv
 
 from pyg_accel.distributed import norms, products, tracking
 from pyg_accel.distributed.halo import Halo, collect, exchange
-from pyg_accel.distributed.tracking import RUNNING, adopt, exchanged, halo_of, refuse
+from pyg_accel.distributed.tracking import adopt, exchanged, halo_of, refuse
 from pyg_accel.errors import NotDistributable
 from pyg_accel.graph.derived import find, keep
 from pyg_accel.graph.memo import remembered
 from pyg_accel.patching import hetero, layers, propagate, relations
-from pyg_accel.patching.running import running as patching
-from pyg_accel.record.recorder import perform, running_recorder
+from pyg_accel.record.recorder import perform
 from pyg_accel.runtime.cache import Snapshot
+from pyg_accel.runtime.state import during, running
 
 __all__ = ["HOOKS", "names_read"]
 
@@ -56,11 +56,11 @@ def call(
     if args and halo is not None:
         bound = inspect.signature(original).bind(self, edge_index, *args, **kwargs)
         args, kwargs = (), dict(list(bound.arguments.items())[2:])
-    if not RUNNING.exchanged:
+    if not running.exchanged:
         if halo is not None:
             perform(halo_of, edge_index, borrows=True)  # makes the halo an input of a recording
             kwargs = _with_halos(self, original.__name__, halo, kwargs)
-        elif RUNNING.wire is not None:
+        elif running.wire is not None:
             refuse(type(self).__name__, edge_index)
     return propagate.call(original, self, edge_index, *args, **kwargs)
 
@@ -104,13 +104,13 @@ def layer(self: MessagePassing, *args: Any, **kwargs: Any) -> Any:
     Edges that the layer derives from others get their halo. The size of the graph is not checked:
     all ranks have to take part in collectives.
     """
-    if RUNNING.wire is None:
+    if running.wire is None:
         return layers.layer(self, *args, **kwargs)
-    if (transformed := patching.transformed.get(self)) is not None:
+    if (transformed := running.transformed.get(self)) is not None:
         return products.call(self, transformed, args, kwargs)
-    if RUNNING.layer is not None:
+    if running.halo_rows is not None:
         return layers.hooked(self, *args, **kwargs)
-    with tracking.running(layer={}), tracking.Following():
+    with during(halo_rows={}), tracking.Following():
         return layers.hooked(self, *args, **kwargs)
 
 
@@ -119,12 +119,12 @@ def derive(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     halo = halo_of(args[0]) if args else None
     formula = function.__name__ in _FORMULAS
     if halo is None:
-        if formula and RUNNING.wire is not None:
+        if formula and running.wire is not None:
             refuse(function.__name__, args[0])
         return layers.memoise(function, *args, **kwargs)
     if formula:
         return perform(_formula, function, *args, borrows=True, **kwargs)
-    if running_recorder.recorder is None:
+    if running.recorder is None:
         return adopt(layers.memoise(function, *args, **kwargs), halo)
     return perform(_derived, function, *args, borrows=True, **kwargs)
 
@@ -169,7 +169,7 @@ def _computed(halo: Halo, function: Callable[..., Any], arguments: dict[str, Any
             sums = collect(halo, sums)
         return sums if only_own else exchange(halo, sums)
 
-    with tracking.running(scatter=degrees):
+    with during(scatter=degrees):
         return adopt(function(**arguments), halo)
 
 
@@ -181,13 +181,13 @@ def rgcn(
     if halo is None or type(x) is not Tensor or not x.is_floating_point():
         return relations.forward(original, self, x, edge_index, edge_type)
     whole = perform(exchanged, perform(halo_of, edge_index, borrows=True), "x", x)
-    with tracking.running(exchanged=True):
+    with during(exchanged=True):
         return relations.forward(original, self, (whole, x), edge_index, edge_type)
 
 
 def by_relation(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
     """Replace ``HeteroConv.forward``: each relation has a separate halo."""
-    if RUNNING.wire is not None:
+    if running.wire is not None:
         return original(self, *args, **kwargs)
     return hetero.forward(original, self, *args, **kwargs)
 

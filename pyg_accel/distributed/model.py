@@ -10,9 +10,9 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from pyg_accel.distributed.halo import Halo, exchange, make_halo
 from pyg_accel.distributed.partition import Types
-from pyg_accel.distributed.tracking import RUNNING, running
 from pyg_accel.distributed.wire import Wire
 from pyg_accel.errors import NotDistributable
+from pyg_accel.runtime.state import during, running
 
 __all__ = ["Distributed"]
 
@@ -55,7 +55,7 @@ class Distributed(torch.nn.Module):
             rank get a row for each node of the graph, in the order of the user's data.
         """
         self._backward.clear()  # an error may have interrupted the last backward pass
-        fresh = running(forward=self.wire, layer=None, exchanged=False, scatter=None)
+        fresh = during(forward_wire=self.wire, halo_rows=None, exchanged=False, scatter=None)
         with fresh, torch.random.fork_rng(self._devices, enabled=self.training):
             if self.training:
                 self._seed_generators()
@@ -154,6 +154,6 @@ class _Anchor(torch.autograd.Function):
         model = ctx.model
         if not model._backward:
             model._backward.append(model.wire)
-            RUNNING.backward = model._backward
+            running.backward_wires = model._backward
             Variable._execution_engine.queue_callback(model._end_backward)
         return None, grad

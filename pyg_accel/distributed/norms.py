@@ -15,10 +15,11 @@ from torch import Tensor
 from torch_geometric import nn
 from torch_geometric.nn import aggr
 
-from pyg_accel.distributed.tracking import RUNNING, Following, running
+from pyg_accel.distributed.tracking import Following
 from pyg_accel.distributed.wire import Wire, total
 from pyg_accel.errors import NotDistributable
 from pyg_accel.patching import reductions
+from pyg_accel.runtime.state import during, running
 
 __all__ = ["ALL_NODES", "HOOKS"]
 
@@ -72,7 +73,7 @@ def _over_all_ranks(
         batch, size = rows.new_zeros(rows.size(0), dtype=torch.int64), 1
     elif size is None:
         size = int(wire.largest(batch.max() + 1 if batch.numel() else batch.new_zeros(())))
-    with running(scatter=partial(_reduced, wire)):
+    with during(scatter=partial(_reduced, wire)):
         return function(rows, batch, size)
 
 
@@ -80,22 +81,22 @@ def _scatter(
     original: Callable[..., Any], src: Tensor, index: Tensor, dim: int = 0,
     dim_size: int | None = None, reduce: str = "sum",
 ) -> Any:  # fmt: skip
-    if RUNNING.scatter is None:
+    if running.scatter is None:
         return original(src, index, dim, dim_size, reduce)
-    return RUNNING.scatter(reduce, src, index, dim_size)
+    return running.scatter(reduce, src, index, dim_size)
 
 
 def _degree(
     original: Callable[..., Any], index: Tensor, num_nodes: Any = None, dtype: Any = None
 ) -> Any:
-    if RUNNING.scatter is None:
+    if running.scatter is None:
         return original(index, num_nodes, dtype)
     ones = torch.ones(index.shape, dtype=dtype, device=index.device)
-    return RUNNING.scatter("sum", ones, index, num_nodes)
+    return running.scatter("sum", ones, index, num_nodes)
 
 
 def _pool(original: Callable[..., Any], x: Tensor, batch: Any, size: int | None = None) -> Any:
-    wire = RUNNING.wire
+    wire = running.wire
     if wire is None:
         return original(x, batch, size)
     if x.dim() != 2:
@@ -106,8 +107,8 @@ def _pool(original: Callable[..., Any], x: Tensor, batch: Any, size: int | None 
 def _aggregate(
     original: Callable[..., Tensor], self: aggr.Aggregation, x: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    wire = RUNNING.wire
-    if wire is None or RUNNING.layer is not None:
+    wire = running.wire
+    if wire is None or running.halo_rows is not None:
         return reductions.aggregate(original, self, x, *args, **kwargs)
     if type(self) is aggr.MultiAggregation and self.mode == "cat":
         return torch.cat([part(x, *args, **kwargs) for part in self.aggrs], dim=-1)
@@ -126,7 +127,7 @@ def _aggregate(
 
 def _group(original: Callable[..., Any], xs: list[Tensor], q: Tensor, k_lin: Any) -> Any:
     """Replace ``group`` of HANConv, which takes a mean over all nodes per edge type."""
-    wire = RUNNING.wire
+    wire = running.wire
     if wire is None or not xs:
         return original(xs, q, k_lin)
     out = torch.stack(xs)  # [edge types, own, F]
@@ -144,12 +145,12 @@ class AllNodesBatchNorm1d(torch.nn.SyncBatchNorm, torch.nn.BatchNorm1d):
     """``BatchNorm1d`` over the rows of all ranks."""
 
     # SyncBatchNorm reads it; a module with the group as an attribute could not be pickled.
-    process_group = property(lambda self: RUNNING.wire.group if RUNNING.wire else None)
+    process_group = property(lambda self: running.wire.group if running.wire else None)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, x: Tensor) -> Tensor:
         """Normalise [N, C] or [N, C, L]."""
-        wire = RUNNING.wire
+        wire = running.wire
         if wire is None or not (self.training or self.running_mean is None):
             return torch.nn.BatchNorm1d.forward(self, x)
         if x.is_cuda and self.training:
@@ -182,7 +183,7 @@ class AllNodesBatchNorm(nn.BatchNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise [N, C]."""
-        wire = RUNNING.wire
+        wire = running.wire
         if wire is None or not self.allow_single_element:
             return super().forward(x)
         single = int(wire.total(torch.tensor(x.size(0), device=x.device))) <= 1
@@ -194,10 +195,10 @@ class _NormOfGraphs(torch.nn.Module):
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, x: Tensor, batch: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
         """Normalise [N, C]; the argument after the batch vector is the number of graphs."""
-        if RUNNING.wire is None:
+        if running.wire is None:
             return super().forward(x, batch, *args, **kwargs)
         size = next(iter([*args, *kwargs.values()]), None)
-        return _over_all_ranks(RUNNING.wire, super().forward, x, batch, size)
+        return _over_all_ranks(running.wire, super().forward, x, batch, size)
 
 
 class AllNodesGraphNorm(_NormOfGraphs, nn.GraphNorm):
@@ -221,7 +222,7 @@ class AllNodesLayerNorm(_NormOfGraphs, nn.LayerNorm):
 
     def forward(self, x: Tensor, batch: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
         """Normalise [N, C]; without a batch vector PyG adds ``eps`` to the deviation."""
-        wire = RUNNING.wire
+        wire = running.wire
         if wire is None or self.mode != "graph" or batch is not None:
             return super().forward(x, batch, *args, **kwargs)
         number = total(wire, x.new_full((), x.numel()))
@@ -251,7 +252,7 @@ class AllNodesDirGNNConv(nn.DirGNNConv):
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         """Run the layer."""
-        if RUNNING.wire is None:
+        if running.wire is None:
             return super().forward(x, edge_index)
         with Following():
             return super().forward(x, edge_index)

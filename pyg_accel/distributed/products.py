@@ -13,10 +13,10 @@ from torch import Tensor
 from torch_geometric.nn import MessagePassing
 
 from pyg_accel.distributed.halo import Halo
-from pyg_accel.distributed.tracking import RUNNING, Following, halo_of, refuse, running, stays
+from pyg_accel.distributed.tracking import Following, halo_of, refuse, stays
 from pyg_accel.graph.memo import tensors_in
 from pyg_accel.patching import layers
-from pyg_accel.patching.running import running as patching
+from pyg_accel.runtime.state import during, running
 
 __all__ = ["call", "halo_of_product"]
 
@@ -28,7 +28,7 @@ def halo_of_product(edge_index: Any) -> Halo | None:
         NotDistributable: for edges without a halo in a distributed model.
     """
     halo = halo_of(edge_index)
-    if halo is None and RUNNING.wire is not None:
+    if halo is None and running.wire is not None:
         refuse("a MaxK layer", edge_index)
     return halo
 
@@ -42,7 +42,7 @@ class Exchange:
 
     def following(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call a function with halos for operands of ``propagate`` and for derived edges."""
-        with running(layer={}), Following():
+        with during(halo_rows={}), Following():
             return function(*args, **kwargs)
 
     def agree(self, reason: str, text: str) -> str:
@@ -74,10 +74,6 @@ def call(
     if len(halos) != 1:
         reason = "on several ranks a rewritten layer takes the edges that distribute() returned"
         return layers.untransformed(layer, transformed, reason, args, kwargs)
-    before = patching.transformed, patching.exchange
-    patching.exchange = Exchange(halos[0])
-    patching.transformed = {layer: transformed.of_halo(halos[0], tensors_in((args, kwargs)))}
-    try:
+    programs = {layer: transformed.of_halo(halos[0], tensors_in((args, kwargs)))}
+    with during(transformed=programs, exchange=Exchange(halos[0])):
         return layers.layer(layer, *args, **kwargs)
-    finally:
-        patching.transformed, patching.exchange = before

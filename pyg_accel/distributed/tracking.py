@@ -4,9 +4,6 @@ Tensors are recognised by identity and version. Tensors that a layer derives fro
 with the functions below belong to the same halo.
 """
 
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -20,54 +17,15 @@ from pyg_accel.graph.cbsr import CBSR, trust
 from pyg_accel.graph.derived import derived, find, keep
 from pyg_accel.graph.matrices import is_sparse_matrix
 from pyg_accel.runtime.cache import changes_unseen, version_of
+from pyg_accel.runtime.state import running
 
 __all__ = [
-    "RUNNING", "Following", "adopt", "exchanged", "halo_of", "refuse", "running", "stays",
-    "will_stay",
+    "Following", "adopt", "exchanged", "halo_of", "refuse", "stays", "will_stay",
 ]  # fmt: skip
 
 _IDS = (torch.int32, torch.int64)
 # Functions of an edge_index that return the same edges.
 _FOLLOWED = frozenset({"clone", "contiguous", "detach", "to", "long", "int"})
-
-
-class _Running(threading.local):
-    """State of a thread.
-
-    Attributes:
-        forward: the wire of the distributed model during its forward pass.
-        backward: the wire of the distributed model during its backward pass, when activation
-            checkpointing runs parts of the model again; otherwise empty.
-        layer: tensors with halos that the running layer has exchanged; None outside of layers.
-        exchanged: whether the running layer exchanges halos before it calls propagate.
-        scatter: replaces PyG's ``scatter`` in a norm, readout or formula: a function of reduce,
-            values [rows, ...], index [rows] and the size.
-    """
-
-    forward: Wire | None = None
-    backward: Sequence[Wire] = ()
-    layer: dict[tuple[Any, ...], tuple[Tensor, Tensor]] | None = None
-    exchanged = False
-    scatter: Callable[[str, Tensor, Tensor, Any], Tensor] | None = None
-
-    @property
-    def wire(self) -> Wire | None:
-        """The wire of the distributed model that runs; None outside of one."""
-        return self.forward or (self.backward[0] if self.backward else None)
-
-
-RUNNING = _Running()
-
-
-@contextmanager
-def running(**changes: Any) -> Iterator[None]:
-    """Change the state of the thread inside a ``with`` block."""
-    before = {name: getattr(RUNNING, name) for name in changes}
-    vars(RUNNING).update(changes)
-    try:
-        yield
-    finally:
-        vars(RUNNING).update(before)
 
 
 def will_stay(tensor: Tensor) -> None:
@@ -134,7 +92,7 @@ def exchanged(halo: Halo, name: str, data: Any) -> Any:
         key = "whole", torch.is_inference_mode_enabled()
         whole: Tensor = derived([data, halo], key, lambda: exchange(halo, data), lasting=True)
         return whole
-    cache = {} if RUNNING.layer is None else RUNNING.layer
+    cache = {} if running.halo_rows is None else running.halo_rows
     identity = id(halo), id(data), version_of(data), torch.is_grad_enabled()
     if identity not in cache:
         cache[identity] = data, exchange(halo, data)

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pyg_accel.errors import NotDistributable, PartitionMismatch, RankLost, RanksDiverged
-from pyg_accel.record.recorder import running_recorder
+from pyg_accel.runtime.state import running
 
 __all__ = ["Traffic", "Wire", "agree", "linear", "total", "world"]
 
@@ -75,8 +75,8 @@ class Wire:
         Raises:
             RankLost: if it fails.
         """
-        if running_recorder.recorder is not None:
-            running_recorder.recorder.stop("it exchanges rows with other ranks by itself")
+        if running.recorder is not None:
+            running.recorder.stop("it exchanges rows with other ranks by itself")
         if self._compares and kind != "set-up":
             self._compare(kind)
         traffic = self.traffic.setdefault(kind, Traffic())

@@ -11,7 +11,7 @@ import torch
 
 from pyg_accel.graph.csr import CSR, entries_of_rows
 from pyg_accel.graph.facts import Kind, facts_of
-from pyg_accel.machine import is_captured
+from pyg_accel.runtime.machine import is_captured
 
 __all__ = ["HEIGHTS", "LEAST", "Shared", "kind_of", "per_column", "reuse_of"]
 

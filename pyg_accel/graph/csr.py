@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pyg_accel.runtime.checks import require, shown
-from pyg_accel.runtime.native import library_of
+from pyg_accel.runtime.native import direct, library_of
 
 __all__ = [
     "CSR", "INDEX_DTYPES", "EdgeList", "Edges", "ascends", "check_csr", "check_perm",
@@ -132,25 +132,37 @@ def entries_of_rows(rowptr: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
 
 @for_autograd
 def csr_of_edges(
-    row: Tensor, col: Tensor, num_rows: int, num_cols: int
+    edge_index: Tensor, target: int, num_rows: int, num_cols: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return rowptr, col and perm of a list of edges, by counting sort."""
-    # 32-bit indices halve the bytes of indices that kernels read.
-    narrow = _are_narrow(num_rows, num_cols, row)
-    library = library_of(row.device)
-    if library is not None and row.is_cuda and narrow:
-        rowptr, col, perm = library.csr_from_coo(row, col, num_rows, num_cols)
-        return rowptr, col, perm
-    row, col = row.contiguous(), col.contiguous()
-    if library is not None and not row.is_cuda:
+    """Return rowptr, col and perm of an edge list, by counting sort.
+
+    Args:
+        edge_index: [2, E].
+        target: row of ``edge_index`` with the rows of the matrix.
+        num_rows: number of rows of the matrix.
+        num_cols: number of its columns.
+
+    Raises:
+        IndexError: for ids outside of the sizes, on a CPU.
+    """
+    library = library_of(edge_index.device)
+    narrow = _are_narrow(num_rows, num_cols, edge_index.size(1))
+    if library is not None and not edge_index.is_cuda:
         try:
-            rowptr, col, perm = library.csr_from_coo(row, col, num_rows, num_cols, not narrow)
+            rowptr, col, perm = direct(library.csr_from_coo)(
+                edge_index, target, num_rows, num_cols, not narrow
+            )
         except RuntimeError as error:
             if "outside of" not in str(error):
                 raise
             line = str(error).splitlines()[0]
             raise IndexError(line[line.index("found") :]) from None  # drop the C++ location
         return rowptr, col, perm
+    row, col = edge_index[target], edge_index[1 - target]
+    if library is not None and narrow:
+        rowptr, col, perm = library.csr_from_coo(row, col, num_rows, num_cols)
+        return rowptr, col, perm
+    row, col = row.contiguous(), col.contiguous()
     for name, ids, most in (("target", row, num_rows), ("source", col, num_cols)):
         inside = ((ids >= 0) & (ids < most)).all()
         if ids.device.type == "cpu":
@@ -200,16 +212,18 @@ def check_perm(perm: Tensor, col: Tensor) -> None:
     require(seen.index_fill_(0, perm.long(), True).all(), message)
 
 
-def _are_narrow(num_rows: int, num_cols: int, entries: Tensor) -> bool:
-    """Whether 32-bit indices suffice."""
-    return max(num_rows, num_cols, entries.numel()) < 2**31 - 1
+def _are_narrow(num_rows: int, num_cols: int, entries: int) -> bool:
+    """Whether 32-bit indices suffice, which halve the bytes of indices that kernels read."""
+    return max(num_rows, num_cols, entries) < 2**31 - 1
 
 
 def transpose(rowptr: Tensor, col: Tensor, num_cols: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return colptr, row and the entries of the matrix in the order of its transpose."""
     library = library_of(col.device)
-    if library is not None and (not col.is_cuda or _are_narrow(rowptr.numel() - 1, num_cols, col)):
-        colptr, row, perm = library.csr_transpose(rowptr, col, num_cols)
+    if library is not None and (
+        not col.is_cuda or _are_narrow(rowptr.numel() - 1, num_cols, col.numel())
+    ):
+        colptr, row, perm = direct(library.csr_transpose)(rowptr, col, num_cols)
         return colptr, row, perm
     row = ptr2index(rowptr, col.numel(), col.dtype)
     columns, perm = torch.sort(col, stable=True)

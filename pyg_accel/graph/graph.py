@@ -17,8 +17,8 @@ from pyg_accel.graph.csr import (
     for_autograd,
     transpose,
 )
-from pyg_accel.machine import is_captured
 from pyg_accel.runtime.checks import require, shown, whole
+from pyg_accel.runtime.machine import is_captured
 
 __all__ = ["Graph", "check_graph"]
 
@@ -155,13 +155,12 @@ class Graph:
         if edge_index is None:
             assert self._edges is not None, "a graph has arrays or an edge list"
             edge_index = self._edges.restored()
-        rows, cols = edge_index[self._target], edge_index[1 - self._target]
+        edges = edge_index
         if self._loops is not None:
-            nodes = torch.arange(self._loops, dtype=rows.dtype, device=rows.device)
-            others = rows != cols
-            rows, cols = (torch.cat([ids[others], nodes]) for ids in (rows, cols))
-            self.num_edges = rows.numel()
-        arrays = Graph._from_coo(rows, cols, self.num_rows, self.num_cols)
+            nodes = torch.arange(self._loops, dtype=edges.dtype, device=edges.device)
+            edges = torch.cat([edges[:, edges[0] != edges[1]], nodes.expand(2, -1)], dim=1)
+            self.num_edges = edges.size(1)
+        arrays = Graph._from_coo(edges, self._target, self.num_rows, self.num_cols)
         if is_captured(edge_index) and not self._captured:
             return Graph.trusted(*arrays, self.num_cols, sorted=True)
         self._hold_arrays(*arrays, sorted=True)

@@ -6,11 +6,10 @@ time. :func:`remembered` returns the same tensors for the same arguments, and so
 depend on weights, replace its edges.
 
 Stored tensors are shared, so user code must not get them, as it could change them in place: a layer
-borrows them during its forward (:meth:`Running.begin`), and tensors that it returns or stores in an
+borrows them during its forward (``running.lent``), and tensors that it returns or stores in an
 attribute are copied.
 """
 
-import threading
 from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 
@@ -21,8 +20,9 @@ from torch.nn import Parameter, ParameterDict
 from pyg_accel.graph.csr import for_autograd
 from pyg_accel.graph.derived import find, keep
 from pyg_accel.runtime.cache import EXACT, Snapshot, arrays_of, memory_of
+from pyg_accel.runtime.state import during, running
 
-__all__ = ["changed", "copied", "is_sparse_tensor", "remembered", "running", "tensors_in"]
+__all__ = ["changed", "copied", "is_sparse_tensor", "remembered", "tensors_in"]
 
 _INERT = frozenset({type(None), bool, int, float, str})  # types of most attributes of layers
 _PLAIN = (Tensor, Parameter)
@@ -134,40 +134,13 @@ def _form(value: Any, tensors: list[Tensor]) -> Any:
     return type(value), value
 
 
-class Running(threading.local):
-    """The state of a thread.
-
-    Attributes:
-        inside: whether a memoised function runs; functions that it calls are not memoised.
-        lent: tensors that the running layer has borrowed; None outside of layers.
-    """
-
-    inside = False
-    lent: list[Tensor] | None = None
-
-    def begin(self) -> list[Tensor] | None:
-        """Let a layer borrow results until :meth:`end`, which takes the returned value."""
-        before, self.lent = self.lent, []
-        return before
-
-    def end(self, before: list[Tensor] | None) -> list[Tensor]:
-        """Return the borrowed tensors of the layer; an outer layer still borrows them."""
-        lent, self.lent = self.lent or [], before
-        if before is not None:
-            before += lent
-        return lent
-
-    def call(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Call a function without memoising the functions that it calls."""
-        before, self.inside = self.inside, True
-        try:
-            return function(*args, **kwargs)
-        finally:
-            self.inside = before
+def _call(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Call a function without memoising the functions that it calls."""
+    with during(deriving=True):
+        return function(*args, **kwargs)
 
 
-running = Running()
-_call = for_autograd(running.call)
+_call_for_autograd = for_autograd(_call)
 
 
 def remembered(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -181,22 +154,22 @@ def remembered(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """
     tensors: list[Tensor] = []
     form = _form((args, kwargs), tensors)
-    if running.inside or not tensors or not all([_is_plain(t) for t in tensors]):
-        return running.call(function, args, kwargs)
+    if running.deriving or not tensors or not all([_is_plain(t) for t in tensors]):
+        return _call(function, args, kwargs)
     owners = [array for tensor in tensors for array in arrays_of(tensor)]
     original = getattr(function, "__wrapped__", function)  # the same key with and without patch()
     key = original, get_default_dtype(), _is_any_autocast_enabled(), form
     try:
         hash(key)
     except TypeError:  # an argument that is not hashable
-        return running.call(function, args, kwargs)
+        return _call(function, args, kwargs)
     entry = find(owners, key)
     if entry is not None and entry.fits():
         result = entry.result
         if type(result) is tuple:
             result = tuple([tensors[r.position] if type(r) is _Argument else r for r in result])
         return _borrow(result, entry.tensors)
-    result, shared = _call(function, args, kwargs), list[Tensor]()
+    result, shared = _call_for_autograd(function, args, kwargs), list[Tensor]()
     argument_memory = {memory_of(t) for t in (*tensors, *owners)}
     exact = [t for t in owners if t.dtype in EXACT]
     if 0 < len(exact) < len(owners):

@@ -22,10 +22,11 @@ from pyg_accel.layers.activation import dense_maxk, maxk
 from pyg_accel.ops.csr import CompiledGraph, graph_of
 from pyg_accel.patching.api import installed
 from pyg_accel.patching.gate import Call, enter
-from pyg_accel.patching.reasons import device_of, unconditional
-from pyg_accel.record.recorder import perform, running_recorder
+from pyg_accel.patching.reasons import device_of
+from pyg_accel.record.recorder import perform
 from pyg_accel.runtime.checks import shown
 from pyg_accel.runtime.hooks import has_hooks, hook_reasons
+from pyg_accel.runtime.state import running
 
 __all__ = [
     "Features",
@@ -110,7 +111,7 @@ def compress_both(x: Any, k: int) -> Any:
 
 def is_recorded() -> bool:
     """Return whether ``optimize()`` records this call."""
-    return unconditional.on and running_recorder.recorder is not None
+    return running.unconditional and running.recorder is not None
 
 
 def written_out(x: Features) -> Tensor:

@@ -17,11 +17,11 @@ from torch.nn import Parameter
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from pyg_accel.backends.dispatch import named, prefer_backend
-from pyg_accel.backends.notes import chosen
 from pyg_accel.graph import Graph
 from pyg_accel.graph.csr import Edges
 from pyg_accel.graph.facts import Facts
-from pyg_accel.machine import is_captured
+from pyg_accel.runtime.machine import is_captured
+from pyg_accel.runtime.state import running
 
 __all__ = [
     "NO_GRADIENT", "Fold", "Gradient", "OperatorPlan", "Result", "Rule", "apply", "apply_unchecked",
@@ -226,7 +226,7 @@ class _Operation(torch.autograd.Function):
                     tensors.append(out)
                 else:
                     operand_grads[3 + operand] = out
-        names = chosen.get()
+        names = running.backends
         if names is not None:
             names.update(gradient.backends)
         return tuple(operand_grads)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from pyg_accel.graph import Graph, for_autograd
 from pyg_accel.graph.derived import derived
-from pyg_accel.machine import is_capturing
+from pyg_accel.runtime.machine import is_capturing
 
 __all__ = [
     "Block", "blocks_of", "edges_of_a_block", "fits_whole", "free_bytes", "padded_degrees",

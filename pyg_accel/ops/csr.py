@@ -9,8 +9,8 @@ from torch import Tensor
 
 from pyg_accel.graph import CSR, Graph
 from pyg_accel.graph.derived import derived
-from pyg_accel.machine import is_captured
 from pyg_accel.ops.operator import define
+from pyg_accel.runtime.machine import is_captured
 
 __all__ = ["CompiledGraph", "IdleRows", "graph_of", "idle_rows_of"]
 
@@ -31,12 +31,9 @@ def graph_of(
     """
 
     def make() -> Graph:
-        if loops is not None:
-            graph = Graph.of_edges(edge_index, target, num_rows, num_cols, loops=loops)
-        else:
-            size = (num_cols, num_rows) if target == 1 else (num_rows, num_cols)
-            flow = "source_to_target" if target == 1 else "target_to_source"
-            graph = Graph.from_edge_index(edge_index, size, flow)
+        graph = Graph.of_edges(edge_index, target, num_rows, num_cols, loops=loops)
+        if not graph.is_cuda:
+            return graph.build()
         graph.release_edges()
         return graph
 

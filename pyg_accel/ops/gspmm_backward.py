@@ -28,10 +28,10 @@ from pyg_accel.formula import (
 )
 from pyg_accel.graph import CSR
 from pyg_accel.graph.facts import cache_of, facts_of
-from pyg_accel.machine import is_captured
 from pyg_accel.ops.arrays import Arrays
 from pyg_accel.ops.operator import call
 from pyg_accel.ops.steps import SCATTER, Pass, Step, passes_of, renumber
+from pyg_accel.runtime.machine import is_captured
 
 __all__ = [
     "backward_passes", "kinds_of_shapes", "mean_pass", "operand_gradients",

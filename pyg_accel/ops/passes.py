@@ -18,13 +18,13 @@ from pyg_accel.graph import CSR, Graph
 from pyg_accel.graph.column_reuse import kind_of
 from pyg_accel.graph.csr import Edges
 from pyg_accel.graph.facts import cache_of, facts_of
-from pyg_accel.machine import is_captured
 from pyg_accel.ops.arrays import Arrays
 from pyg_accel.ops.autograd import NO_GRADIENT, Fold, Gradient, Result
 from pyg_accel.ops.launch import kernel_key
 from pyg_accel.ops.plan import folding, reshaping
 from pyg_accel.ops.steps import SCATTER, Pass, fit
 from pyg_accel.runtime.cache import Bounded
+from pyg_accel.runtime.machine import is_captured
 
 __all__ = ["Passes", "RowRule"]
 

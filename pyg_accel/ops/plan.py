@@ -6,7 +6,6 @@ shapes, dtypes and flags of the operands, and launches. Calls under a compiler, 
 transform go through the registered operators instead.
 """
 
-import threading
 from collections.abc import Callable, Sequence
 from operator import methodcaller
 from typing import Any
@@ -19,33 +18,21 @@ from torch.nn import Parameter
 
 from pyg_accel.backends.base import Launch
 from pyg_accel.backends.dispatch import asked_for, named, variables_of_choices
-from pyg_accel.backends.notes import chosen
 from pyg_accel.graph import Graph
 from pyg_accel.graph.csr import Edges
 from pyg_accel.graph.facts import facts_of
-from pyg_accel.machine import is_captured
 from pyg_accel.ops.autograd import Fold, OperatorPlan, apply_unchecked
 from pyg_accel.ops.layout import contiguous_rows
+from pyg_accel.runtime.machine import is_captured
+from pyg_accel.runtime.state import running
 from pyg_accel.settings import settings
 
-__all__ = ["arguments", "computing", "folding", "reshaping", "run"]
+__all__ = ["computing", "folding", "reshaping", "run"]
 
 _MOST = 256  # plans of a graph
 _STRIDED, _PLAIN = torch.strided, (Tensor, Parameter)
 _transforms = torch._C._functorch.peek_interpreter_stack
 _modes = torch._C._len_torch_dispatch_stack
-
-
-class _Arguments(threading.local):
-    """Arguments of the running layer, which its caller may change before the gradient.
-
-    PyG copies features to the edges, so ``x += conv(x)`` does not change what its gradient reads.
-    """
-
-    tensors: tuple[Tensor, ...] = ()
-
-
-arguments = _Arguments()
 
 
 def run(
@@ -96,14 +83,14 @@ def run(
             if plan is None:
                 return None
             _keep(graph, key, plan)
-    inputs = arguments.tensors
+    inputs = running.arguments
     if plan.saves and inputs:
         owned = {i for i in plan.saves if any(t is operands[i] or t is operands[i]._base
                                               for t in inputs)}  # fmt: skip
         if owned:
             operands = [t.clone() if i in owned else t for i, t in enumerate(operands)]
             return run(graph, make, kind, operands, by_edge)
-    names = chosen.get()
+    names = running.backends
     if names is not None:
         names.update(plan.backends)
     if plan.rule is not None:

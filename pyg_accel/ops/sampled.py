@@ -6,7 +6,6 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from pyg_accel.ops.layout import contiguous_rows
 from pyg_accel.ops.operator import call, define
 from pyg_accel.ops.quantized import Quantized
 from pyg_accel.runtime.checks import whole
+from pyg_accel.runtime.state import during, running
 
 __all__ = ["sampled_spmm", "sampling_rates"]
 
@@ -123,18 +123,14 @@ def sampling_rates(
 
 
 _EVERYTHING = 2**31 - 1
-_noted: ContextVar[list[int] | None] = ContextVar("pyg_accel_noted_samples", default=None)
 
 
 @contextmanager
 def note_samples() -> Iterator[list[int]]:
     """Collect the width of each sampled aggregation that runs inside the block, compiled or not."""
     widths: list[int] = []
-    token = _noted.set(widths)
-    try:
+    with during(sampled_widths=widths):
         yield widths
-    finally:
-        _noted.reset(token)
 
 
 def _checked(widths: Iterable[int]) -> list[int]:
@@ -182,8 +178,8 @@ def _forward(
     csr = CSR(rowptr, col, eid, num_cols, False)
     spec = OpSpec.on("sampled_spmm", csr, x, x.size(1), x.size(2), k=width)
     weight = None if weight is None else weight.contiguous()
-    if (noted := _noted.get()) is not None:
-        noted.append(width)
+    if running.sampled_widths is not None:
+        running.sampled_widths.append(width)
     return choose(spec).kernel.run(csr, x, scale, weight, Sampling(width, strategy, rescale))
 
 

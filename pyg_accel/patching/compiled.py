@@ -36,7 +36,7 @@ from pyg_accel.graph import Graph
 from pyg_accel.ops.csr import CompiledGraph
 from pyg_accel.patching import sampling
 from pyg_accel.patching.dynamo_guards import Look, Reading, accept, after, before, find, picked_from
-from pyg_accel.patching.running import Unrecognised
+from pyg_accel.patching.reasons import Unrecognised
 from pyg_accel.patching.trace import Trace
 from pyg_accel.runtime.report import record
 

@@ -17,8 +17,9 @@ from torch_geometric.nn import MessagePassing
 from pyg_accel.graph.memo import changed, tensors_in
 from pyg_accel.patching.layers import OF_EVERY_MODULE
 from pyg_accel.patching.lazy import LazyTensor, first_operand, is_single_side
-from pyg_accel.patching.running import Unrecognised, running
+from pyg_accel.patching.reasons import Unrecognised
 from pyg_accel.record.edge_tensors import materialize, plain_shape
+from pyg_accel.runtime.state import running
 
 __all__ = [
     "finish", "nothing", "ordinary", "refuse_kept", "returns_none", "written",

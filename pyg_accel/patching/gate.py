@@ -23,18 +23,16 @@ from pyg_accel.backends.dispatch import record_choices
 from pyg_accel.costs import Work, fewest_edges, size_reasons
 from pyg_accel.formula import Computation, text_of
 from pyg_accel.graph.derived import GraphHistory
-from pyg_accel.ops.plan import arguments
 from pyg_accel.patching import programs, recording
 from pyg_accel.patching.context import context
-from pyg_accel.patching.reasons import is_active, switches, unconditional
-from pyg_accel.patching.running import Unrecognised, running
+from pyg_accel.patching.reasons import Unrecognised, is_active, switches
 from pyg_accel.patching.sampling import in_force
 from pyg_accel.patching.verification import verify
 from pyg_accel.record.dims import Unexpected
 from pyg_accel.record.guard import unchanged
-from pyg_accel.record.recorder import running_recorder
 from pyg_accel.runtime.module_state import PROGRAMS, ModuleState, modules_in
 from pyg_accel.runtime.report import record
+from pyg_accel.runtime.state import running
 from pyg_accel.settings import settings
 
 __all__ = ["NOTHING", "Call", "by_program", "enter", "leave", "too_small"]
@@ -153,7 +151,7 @@ def by_program(
     if program.state.verified:
         before = ModuleState(modules_in(layer), leaves[program.state.sizes.graph].device)
     start = perf_counter()
-    outer, arguments.tensors = arguments.tensors, leaves
+    outer, running.arguments = running.arguments, leaves
     try:
         derived = () if program.parts is None else program.find(leaves)
         if derived is None:
@@ -164,7 +162,7 @@ def by_program(
     except (Unexpected, IndexError, ValueError):
         return NOTHING  # inconsistent sizes: PyG raises its own error
     finally:
-        arguments.tensors = outer
+        running.arguments = outer
     program.state.sizes.row.add(perf_counter() - start)
     if before is not None:
         verify(original, layer, args, kwargs, out, before)
@@ -214,7 +212,7 @@ def enter(
         else:
             seconds = perf_counter() - start
             # A recorded call is verified as a whole.
-            if recording.verifies() and running_recorder.recorder is None:
+            if recording.verifies() and running.recorder is None:
                 assert state is not None
                 verify(call.original, owner, call.args, call.kwargs, out, state)
             text = text_of(formulas)
@@ -248,7 +246,7 @@ def too_small(
         row_bytes: bytes of the features of a node or an edge.
         known: everything that the call needs is built already.
     """
-    if settings.always or unconditional.on or in_force() is not None:
+    if settings.always or running.unconditional or in_force() is not None:
         return []
     device, gradient = graph.device.type, torch.is_grad_enabled()
     fewest = fewest_edges(device, work, row_bytes, new=False, gradient=gradient)

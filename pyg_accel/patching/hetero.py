@@ -24,7 +24,6 @@ from pyg_accel.costs import OF_TARGETS, Work, relational_work
 from pyg_accel.formula import Computation, Operand
 from pyg_accel.graph import for_autograd
 from pyg_accel.graph.derived import derived, find
-from pyg_accel.machine import is_captured
 from pyg_accel.ops.relations import Relations, relational_spmm, stack_relations
 from pyg_accel.ops.segment_matmul import segment_matmul
 from pyg_accel.ops.spmm import spmm
@@ -36,6 +35,7 @@ from pyg_accel.patching.reasons import (
     torch_records,
 )
 from pyg_accel.patching.relations import reduce_of, stacking_reasons
+from pyg_accel.runtime.machine import is_captured
 
 __all__ = ["forward"]
 

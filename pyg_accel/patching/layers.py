@@ -11,14 +11,13 @@ from torch.compiler import is_dynamo_compiling
 from torch.nn import Module
 from torch_geometric.nn import MessagePassing
 
-from pyg_accel.graph import memo
 from pyg_accel.graph.memo import copied, remembered
 from pyg_accel.patching import gate, recording
 from pyg_accel.patching.programs import Programs
 from pyg_accel.patching.reasons import is_active, torch_records, transform_reasons
-from pyg_accel.patching.running import running
 from pyg_accel.patching.self_loops import native
-from pyg_accel.record.recorder import perform, running_recorder
+from pyg_accel.record.recorder import perform
+from pyg_accel.runtime.state import during, running
 
 __all__ = ["OF_EVERY_MODULE", "forward_of", "hooked", "layer", "memoise"]
 
@@ -66,13 +65,9 @@ def untransformed(
 ) -> Any:
     """Make a call without the transform of the model, and report the reason."""
     transformed.reasons[reason] = None
-    before = running.transformed, running.exchange
-    running.transformed, running.exchange = {}, None
-    try:
-        call = gate.Call(type(self)._call_impl, self, args, kwargs)
+    call = gate.Call(type(self)._call_impl, self, args, kwargs)
+    with during(transformed={}, exchange=None):
         return gate.leave(call, [reason], counts=not is_active(self))  # else patch() counts it
-    finally:
-        running.transformed, running.exchange = before
 
 
 def _remembering(
@@ -82,15 +77,17 @@ def _remembering(
     kwargs: dict[str, Any],
 ) -> Any:
     """Make a call with the stored results of functions of its edge_index."""
-    before, exchange = memo.running.begin(), running.exchange
+    exchange, outer, running.lent = running.exchange, running.lent, []
     make = forward_of if exchange is None else partial(exchange.following, forward_of)
     try:
-        if running_recorder.recorder is None:
+        if running.recorder is None:
             out = recording.recorded(self, "call", make, forward_of, args, kwargs, transformed)
         else:
             out = forward_of(self, *args, **kwargs)
     finally:
-        lent = memo.running.end(before)
+        lent, running.lent = running.lent or [], outer
+        if outer is not None:
+            outer += lent  # an outer layer borrows them, too
     if not lent:
         return out
     left = _left if exchange is None else partial(exchange.following, _left)
@@ -111,15 +108,14 @@ def _left(self: MessagePassing, out: Any, lent: list[Tensor]) -> Any:
             left = copied(value, lent)
             if left is not value:
                 attributes[name] = left
-    return out if memo.running.lent is not None else copied(out, lent)
+    return out if running.lent is not None else copied(out, lent)
 
 
 def memoise(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Replace a function that derives an edge_index from another."""
-    borrowing = memo.running
-    if is_dynamo_compiling() or borrowing.lent is None or transform_reasons():
+    if is_dynamo_compiling() or running.lent is None or transform_reasons():
         return function(*args, **kwargs)
-    if borrowing.inside:
+    if running.deriving:
         return native(function)(*args, **kwargs)
     return _remembered(native(function), *args, **kwargs)
 
@@ -127,13 +123,12 @@ def memoise(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 # The function runs as in eager mode: a compiler may reuse the memory of its results.
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _remembered(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    if running_recorder.recorder is None:
+    if running.recorder is None:
         return remembered(function, *args, **kwargs)
     return perform(remembered, function, *args, borrows=True, **kwargs)
 
 
 # After a graph break Dynamo would begin a graph in each of these functions.
 for _function in (layer, hooked, _remembering, forward_of, memoise, is_active, torch_records,
-                  transform_reasons, type(memo.running).begin, type(memo.running).end,
-                  type(memo.running).call):  # fmt: skip
+                  transform_reasons):  # fmt: skip
     skip_code(_function.__code__)

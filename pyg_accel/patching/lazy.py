@@ -25,9 +25,7 @@ from typing_extensions import Self
 from pyg_accel.formula import Computation, Formula, Operand, map_operands, operands_of
 from pyg_accel.graph import Graph
 from pyg_accel.ops.gspmm import REDUCES
-from pyg_accel.ops.plan import arguments
-from pyg_accel.patching.reasons import subclass_reasons
-from pyg_accel.patching.running import Unrecognised, running
+from pyg_accel.patching.reasons import Unrecognised, subclass_reasons
 from pyg_accel.record.edge_tensors import (
     EdgeTensor,
     asks,
@@ -38,6 +36,7 @@ from pyg_accel.record.edge_tensors import (
 )
 from pyg_accel.record.recorder import copied
 from pyg_accel.runtime.cache import memory_of, saved_tensors_are_hooked, version_of
+from pyg_accel.runtime.state import running
 
 __all__ = [
     "IDENTITY",
@@ -209,12 +208,12 @@ class Tracer(TorchFunctionMode):
 
     def __enter__(self) -> Self:
         super().__enter__()  # type: ignore[no-untyped-call]
-        running.traces.append(self)
+        running.traces += (self,)
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         super().__exit__(kind, error, traceback)  # type: ignore[no-untyped-call]
-        running.traces.pop()
+        running.traces = running.traces[:-1]
         ordinary = error is None or isinstance(error, Exception)
         if self.failure is not None and ordinary and error is not self.failure:
             raise self.failure from error
@@ -300,7 +299,7 @@ class Tracer(TorchFunctionMode):
 
         In PyG's path functions on edges read copies, but functions on nodes would not.
         """
-        leaves = arguments.tensors if self.records_gradients else ()
+        leaves = running.arguments if self.records_gradients else ()
         if not any(tensor is t or tensor._base is t for t in leaves):
             return tensor
         return self._copy(tensor, partial(self.apply, torch.clone))

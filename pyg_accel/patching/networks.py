@@ -22,13 +22,14 @@ from pyg_accel.ops.blocked import in_blocks
 from pyg_accel.ops.blocks import Block, fits_whole, free_bytes
 from pyg_accel.ops.edge_product import edge_product, summed_products
 from pyg_accel.patching.lazy import LazyTensor, Tracer, first_operand, is_single_side
-from pyg_accel.patching.running import Unrecognised
+from pyg_accel.patching.reasons import Unrecognised
 from pyg_accel.patching.sampling import in_force
 from pyg_accel.record.edge_tensors import DeferredOperand, materialize, plain_shape
-from pyg_accel.record.recorder import perform, quiet, running_recorder
+from pyg_accel.record.recorder import perform, quiet
 from pyg_accel.record.steps import Steps
 from pyg_accel.runtime.hooks import has_hooks
 from pyg_accel.runtime.module_state import modules_in
+from pyg_accel.runtime.state import running
 from pyg_accel.settings import settings
 
 __all__ = [
@@ -98,7 +99,7 @@ def is_written_whole(lazy: LazyTensor) -> bool:
     PyG's path does so too, for functions of all edges such as a batch norm in training. Features of
     nodes alone are left to PyG.
     """
-    recorder, trace = running_recorder.recorder, lazy.tracer
+    recorder, trace = running.recorder, lazy.tracer
     of_nodes = isinstance(lazy.formula, Operand) and lazy.formula.side != "e"
     if recorder is None or recorder.reason or of_nodes:
         return False

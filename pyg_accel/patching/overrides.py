@@ -43,7 +43,7 @@ from torch_geometric.nn.aggr import Aggregation
 from torch_geometric.sampler import BidirectionalNeighborSampler, NeighborSampler
 from torch_geometric.utils import is_sparse
 
-from pyg_accel.patching.running import running
+from pyg_accel.runtime.state import running
 
 __all__ = [
     "Hooks", "install", "installed", "is_rendered", "rendering_reason", "template",

@@ -17,9 +17,9 @@ from pyg_accel.graph.derived import GraphHistory
 from pyg_accel.record.code import is_library, module_of
 from pyg_accel.record.guard import NotComparable, Reads
 from pyg_accel.record.program import LayerProgram, State
-from pyg_accel.record.recorder import running_recorder
 from pyg_accel.runtime.module_state import PROGRAMS
 from pyg_accel.runtime.report import Row, row_of
+from pyg_accel.runtime.state import running
 
 __all__ = [
     "FAILURES", "OfClass", "Programs", "Sizes", "adopt", "find", "forget", "is_users",
@@ -251,7 +251,7 @@ def why(layer: Module, name: Any) -> str:
 
 def overwrites(layer: Module) -> bool:
     """Return whether inputs of messages may change in place before their gradient."""
-    recorder = running_recorder.recorder
+    recorder = running.recorder
     if recorder is not None and recorder.whole:
         return True
     programs = find(layer, "call")

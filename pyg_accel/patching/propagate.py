@@ -29,6 +29,7 @@ from pyg_accel.patching.networks import hooked_inside
 from pyg_accel.patching.overrides import rendering_reason, template
 from pyg_accel.patching.reasons import (
     RECORDED,
+    Unrecognised,
     call_reasons,
     data_reasons,
     device_of,
@@ -40,17 +41,17 @@ from pyg_accel.patching.reasons import (
 )
 from pyg_accel.patching.rules.common import MAX_MATERIALIZED_WIDTH
 from pyg_accel.patching.rules.rowwise import makes_matrices
-from pyg_accel.patching.running import Unrecognised, running
 from pyg_accel.patching.sampling import refuse_training
 from pyg_accel.patching.sparse import PRODUCT, multiplied, with_edges
 from pyg_accel.patching.trace import Trace
 from pyg_accel.record.code import is_library_file
 from pyg_accel.record.edge_tensors import plain_shape
-from pyg_accel.record.recorder import Recorder, running_recorder
+from pyg_accel.record.recorder import Recorder
 from pyg_accel.runtime.cache import saved_tensors_are_hooked
 from pyg_accel.runtime.hooks import hook_reasons
 from pyg_accel.runtime.module_state import tensors_of
 from pyg_accel.runtime.report import record
+from pyg_accel.runtime.state import running
 
 __all__ = ["bypassed", "call", "forget", "softmax"]
 
@@ -76,8 +77,8 @@ def call(
         record(type(self).__name__, "", "PyG", reason, 0.0)
         return original(self, edge_index, *args, **kwargs)
     original_call = gate.Call(original, self, (edge_index, *args), kwargs)
-    if running_recorder.recorder is not None:
-        return _inside(original_call, running_recorder.recorder)
+    if running.recorder is not None:
+        return _inside(original_call, running.recorder)
     call, name = original_call, original.__name__
     if not is_edge_index(edge_index) or args:
         refuse_training(self)
@@ -181,8 +182,8 @@ def _attempt(
                 if out is None:  # it raised
                     finish(self, None, nothing)
     except Unrecognised as reason:
-        assert running_recorder.recorder is not None
-        running_recorder.recorder.stop(str(reason), may_change=not reason.permanent)
+        assert running.recorder is not None
+        running.recorder.stop(str(reason), may_change=not reason.permanent)
         raise
     recording.note((), {}, trace.network_bytes)
     return out, trace.formulas

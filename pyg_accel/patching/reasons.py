@@ -1,6 +1,5 @@
 """Whether a call is accelerated: the switch of ``patch()``, and reasons against a call."""
 
-import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -30,18 +29,27 @@ from pyg_accel.graph.memo import tensors_in
 from pyg_accel.record.edge_tensors import EdgeTensor
 from pyg_accel.runtime.hooks import has_hooks, hook_reasons
 from pyg_accel.runtime.module_state import modules_in
+from pyg_accel.runtime.state import running
 
 __all__ = [
-    "RECORDED", "WATCHED", "call_reasons", "data_reasons", "device_of", "is_active",
+    "RECORDED", "WATCHED", "Unrecognised", "call_reasons", "data_reasons", "device_of", "is_active",
     "is_watched", "layer_reasons", "lazy_reason", "row_bytes", "subclass_reasons", "switch",
-    "switches", "takes_part", "torch_records", "transform_reasons", "unconditional",
+    "switches", "takes_part", "torch_records", "transform_reasons",
 ]  # fmt: skip
 
 
-class _Unconditional(threading.local):
-    """Whether this thread accelerates all calls, patched or not, of any size."""
+class Unrecognised(Exception):
+    """A message that no formula expresses.
 
-    on: bool = False
+    Attributes:
+        permanent: whether the layer will always raise it, so that a retry is useless.
+    """
+
+    def __init__(self, reason: str, *, permanent: bool = True) -> None:
+        super().__init__(reason)
+        self.permanent = permanent
+        if running.traces and running.traces[-1].failure is None:
+            running.traces[-1].failure = self
 
 
 class Switches:
@@ -54,7 +62,6 @@ class Switches:
 _everywhere, _models = 0, 0
 switches = Switches()
 marked: "weakref.WeakKeyDictionary[torch.nn.Module, int]" = weakref.WeakKeyDictionary()
-unconditional = _Unconditional()
 RECORDED = "torch records the calls that are made"
 WATCHED = "a hook on the aggregation, or a method of its own"
 _FAKE = _TorchDispatchModeKey.FAKE
@@ -85,7 +92,7 @@ def switch(modules: Sequence[torch.nn.Module] | None, by: int) -> None:
 
 def is_active(module: torch.nn.Module | None = None) -> bool:
     """Return whether all calls are accelerated, or calls of this instance."""
-    if _everywhere > 0 or unconditional.on:
+    if _everywhere > 0 or running.unconditional:
         return True
     # Dynamo can read numbers, but in torch 2.11 no weak dictionaries.
     return _models > 0 and module is not None and module in marked

@@ -25,12 +25,10 @@ from pyg_accel.costs import fewest_edges, size_reasons, work_of
 from pyg_accel.formula import Computation, text_of
 from pyg_accel.graph.matrices import is_edge_index
 from pyg_accel.graph.memo import tensors_in
-from pyg_accel.ops.plan import arguments
 from pyg_accel.patching.context import context, kind_of, modes
 from pyg_accel.patching.overrides import is_rendered
 from pyg_accel.patching.programs import Programs, Sizes, is_users, matching, programs_of
-from pyg_accel.patching.reasons import transform_reasons, unconditional
-from pyg_accel.patching.running import running
+from pyg_accel.patching.reasons import transform_reasons
 from pyg_accel.patching.sampling import in_force
 from pyg_accel.patching.verification import verify
 from pyg_accel.record.finals import final
@@ -43,6 +41,7 @@ from pyg_accel.runtime.module_state import ModuleState, modules_in
 from pyg_accel.runtime.native import cpu_unavailable_reasons
 from pyg_accel.runtime.report import record as count
 from pyg_accel.runtime.report import row_of
+from pyg_accel.runtime.state import during, running
 from pyg_accel.settings import settings
 
 __all__ = ["Attempt", "Refused", "attempt", "note", "recorded", "valid_programs", "verifies"]
@@ -134,14 +133,11 @@ def recorded(
     whole, hooked = name == "call" and transformed is None, saved_tensors_are_hooked()
     programs = programs_of(layer, name) if transformed is None else transformed
     start = perf_counter()
-    outside = running.transformed, unconditional.on
-    if transformed is not None:
-        running.transformed, unconditional.on = {}, True
-    try:
-        with saved_tensors_hooks(_same, _same) if hooked else nullcontext():
-            result = attempt(programs, layer, name, make, args, kwargs, reasons, again=not hooked)
-    finally:
-        running.transformed, unconditional.on = outside
+    with (
+        nullcontext() if transformed is None else during(transformed={}, unconditional=True),
+        saved_tensors_hooks(_same, _same) if hooked else nullcontext(),
+    ):
+        result = attempt(programs, layer, name, make, args, kwargs, reasons, again=not hooked)
     if isinstance(result, str):
         programs.looked = programs.of_class.version
         if not whole:
@@ -160,11 +156,8 @@ def recorded(
         if graph.size(1) < sizes.fewest and not program.writes:  # as it is in later calls
             result.before.restore()
             sizes.row_few.add(perf_counter() - start)
-            before, running.stock = running.stock, True
-            try:
+            with during(stock=True):
                 return stock(layer, *args, **kwargs)
-            finally:
-                running.stock = before
         programs.history.is_new(graph)  # so that it is not new in the next call
     if hooked:
         result.before.restore()
@@ -221,16 +214,12 @@ def attempt(
         exact, whole = alike is None and is_users(layer), name == "call" and is_users(layer)
         device = next(v.device for v in (*args, *kwargs.values()) if is_edge_index(v))
         saved = ModuleState(modules_in(layer), device)
-        before, running.notes = running.notes, (notes := _TraceNotes())
-        outer, arguments.tensors = arguments.tensors, tuple(tensors_in((args, kwargs)))
-        try:
-            with record_choices() as backends:
-                out, recorder, guard = record(
-                    layer, _ENTRIES[name if isinstance(name, str) else name[0]], make, args,
-                    kwargs, signature, exact=exact, whole=whole
-                )  # fmt: skip
-        finally:
-            running.notes, arguments.tensors = before, outer
+        notes, arguments = _TraceNotes(), tuple(tensors_in((args, kwargs)))
+        with during(notes=notes, arguments=arguments), record_choices() as backends:
+            out, recorder, guard = record(
+                layer, _ENTRIES[name if isinstance(name, str) else name[0]], make, args, kwargs,
+                signature, exact=exact, whole=whole,
+            )  # fmt: skip
     except NotComparable as error:
         failed(kind, str(error), again=error.may_change)
         return str(error)
@@ -269,7 +258,7 @@ def _same(tensor: Tensor) -> Tensor:
 
 def verifies() -> bool:
     """Return whether calls are verified: optimised models verify themselves, samples differ."""
-    return settings.verify and in_force() is None and not unconditional.on
+    return settings.verify and in_force() is None and not running.unconditional
 
 
 def valid_programs(programs: Programs, now: tuple[Any, ...]) -> Iterator[LayerProgram]:

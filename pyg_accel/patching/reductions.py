@@ -22,11 +22,11 @@ from torch_geometric.nn.aggr.fused import FusedAggregation
 
 from pyg_accel.graph import Graph
 from pyg_accel.patching.lazy import LazyTensor, Tracer
-from pyg_accel.patching.reasons import WATCHED, is_watched
+from pyg_accel.patching.reasons import WATCHED, Unrecognised, is_watched
 from pyg_accel.patching.rules import reduce_over_targets
-from pyg_accel.patching.running import Unrecognised, running
 from pyg_accel.record.edge_tensors import plain_shape
 from pyg_accel.record.recorder import perform
+from pyg_accel.runtime.state import running
 
 __all__ = ["aggregate", "combine", "is_simple", "reduces_of"]
 

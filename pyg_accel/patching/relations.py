@@ -29,7 +29,8 @@ from pyg_accel.patching.reasons import (
 )
 from pyg_accel.patching.reductions import is_simple, reduces_of
 from pyg_accel.patching.sampling import in_force
-from pyg_accel.record.recorder import perform, running_recorder
+from pyg_accel.record.recorder import perform
+from pyg_accel.runtime.state import running
 
 __all__ = ["computed_by", "forward", "reduce_of", "stacking_reasons", "weights_of"]
 
@@ -147,7 +148,7 @@ def _reasons(self: RGCNConv, x: Any, edge_index: Any, edge_type: Any, size: int)
         reasons.append(f"aggr={self.aggr_module!r}")
     own = [name for name in _OWN if getattr(type(self), name) is not getattr(RGCNConv, name)]
     reasons += [f"a {name} of its own" for name in own]
-    if reasons or (reasons := call_reasons(self, edge_index)) or running_recorder.recorder:
+    if reasons or (reasons := call_reasons(self, edge_index)) or running.recorder:
         return reasons
     key = "relations", _sizes(self, *sides), self.flow
     work = work_of([computed_by(self)])._replace(stacks=1)

@@ -19,6 +19,7 @@ from pyg_accel.record.recorder import perform
 
 __all__ = ["aggregate", "in_force", "refuse_training", "sampled", "state"]
 
+# A context variable, as a user may await something in the block, and other tasks must not see it.
 _in_force: ContextVar[Sampling | None] = ContextVar("pyg_accel_sampled", default=None)
 
 

@@ -23,8 +23,9 @@ from pyg_accel.graph.matrices import (
     values_of,
 )
 from pyg_accel.patching import gate
-from pyg_accel.patching.running import Unrecognised, running
+from pyg_accel.patching.reasons import Unrecognised
 from pyg_accel.patching.sampling import aggregate
+from pyg_accel.runtime.state import during, running
 
 __all__ = ["PRODUCT", "multiplied", "spmm", "with_edges"]
 
@@ -38,11 +39,9 @@ _REDUCES = {"sum": "sum", "add": "sum", "mean": "mean", "max": "max", "amax": "m
 
 def multiplied(call: gate.Call) -> tuple[Any, list[Computation]]:
     """Make a call of a layer with a product; return its result and formulas."""
-    before, running.products = running.products, []
-    try:
-        return call.stock(), running.products
-    finally:
-        running.products = before
+    products: list[Computation] = []
+    with during(products=products):
+        return call.stock(), products
 
 
 def spmm(function: Callable[..., Any], src: Any, other: Any, reduce: str = "sum") -> Any:

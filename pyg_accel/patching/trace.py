@@ -18,7 +18,7 @@ from pyg_accel.patching.attention import Source, Weights, Where, attend
 from pyg_accel.patching.edge_type_matmul import with_pairs_as_sources
 from pyg_accel.patching.lazy import IDENTITY, LazyTensor, Tracer, is_single_side
 from pyg_accel.patching.networks import Network, reduce_in_blocks
-from pyg_accel.patching.running import Unrecognised
+from pyg_accel.patching.reasons import Unrecognised
 from pyg_accel.patching.sampling import aggregate, in_force
 from pyg_accel.record.edge_tensors import materialize, plain_shape
 from pyg_accel.record.recorder import perform, quiet

@@ -10,8 +10,8 @@ from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils._pytree import tree_map_only
 
 from pyg_accel.errors import VerificationError
-from pyg_accel.patching.running import running
 from pyg_accel.runtime.module_state import ModuleState, modules_in
+from pyg_accel.runtime.state import running
 
 __all__ = ["verify"]
 

@@ -18,7 +18,7 @@ import torch
 import torch_geometric
 
 __all__ = [
-    "Kind", "Names", "assigned_outside", "codes_of", "is_library", "is_library_file",
+    "Kind", "Names", "assigned_outside", "attributes_in", "codes_of", "is_library", "is_library_file",
     "is_package_file", "is_wrapper", "kind_of", "module_of", "named_in", "names_of",
 ]  # fmt: skip
 
@@ -190,6 +190,16 @@ def names_of(code: CodeType) -> Names:
     attributes |= optional
     return Names(
         frozenset(attributes), frozenset(globals_), frozenset(optional), frozenset(imports), unseen
+    )
+
+
+@lru_cache(maxsize=4096)
+def attributes_in(code: CodeType) -> frozenset[str]:
+    """Return the names of attributes that code may read, without a look at its instructions."""
+    parts = [*codes_of(code)]
+    constants = (value for part in parts for value in part.co_consts)
+    return frozenset(name for part in parts for name in part.co_names).union(
+        value for value in constants if isinstance(value, str) and value.isidentifier()
     )
 
 

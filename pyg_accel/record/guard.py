@@ -19,7 +19,7 @@ from torch._C._dynamo.guards import TensorGuards
 from torch.nn import Module
 from torch.nn.modules.module import _has_any_global_hook
 
-from pyg_accel.record.code import codes_of, names_of
+from pyg_accel.record.code import attributes_in, codes_of
 from pyg_accel.record.walk import NotComparable, Walk
 from pyg_accel.runtime.native import identities_hold
 
@@ -267,7 +267,7 @@ class Reading:
 
     def name(self, code: types.CodeType) -> None:
         """Note that code of this package reads the layer."""
-        self._walk.name(names_of(code).attributes, of_modules=True)
+        self._walk.name(attributes_in(code), of_modules=True)
 
     def settle(self) -> Guard:
         """Return the guard of the code that ran; called once, after the call was recorded."""

@@ -166,11 +166,13 @@ def _replace(out: fx.Graph, norm: fx.Node, sums: list[fx.Node], constants: dict[
         matrix = out.call_function(graph_of, (edges, nodes, nodes, target, self_loops))
         scale = out.call_function(node_scales, (matrix, loops, args["dtype"]))
         matrix.meta[DERIVED] = scale.meta[DERIVED] = True
-    for node in sums:
-        with out.inserting_before(node):
-            for size in {*node.args[0].args[1:3]} - {nodes}:  # type: ignore[union-attr]
+    matrices: Any = dict.fromkeys(node.args[0] for node in sums)
+    for listed in matrices:
+        with out.inserting_before(listed):  # ahead of effects, as checks_first() does
+            for size in {*listed.args[1:3]} - {nodes}:
                 equal = out.call_function(operator.eq, (size, nodes))
                 out.call_function(expect, (equal, True))
+    for node in sums:
         formula, operands = _message_of(node, constants)
         (weight,) = {o.index for o in operands_of(formula) if o.side == "e"}
         product = Binary("mul", Operand("v", weight), Operand("u", len(operands)))

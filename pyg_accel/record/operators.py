@@ -12,10 +12,21 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pyg_accel.graph.memo import tensors_in
 from pyg_accel.runtime.cache import memory_of
 
-__all__ = ["Operators"]
+__all__ = ["Operators", "Unwatched"]
 
 _INDEX = torch.ops.aten.index.Tensor
 _OF_TORCH = ("aten", "prim", "prims")
+
+
+class Unwatched:
+    """Turns the profiler of a recording off in a ``with`` block."""
+
+    def __enter__(self) -> None:
+        self._profiler = sys.getprofile()
+        sys.setprofile(None)
+
+    def __exit__(self, *raised: object) -> None:
+        sys.setprofile(self._profiler)
 
 
 class Operators(TorchDispatchMode):
@@ -37,14 +48,18 @@ class Operators(TorchDispatchMode):
         is_operator = isinstance(function, (OpOverload, OpOverloadPacket))
         self.foreign = str(function) if is_operator and not _is_of_torch(function) else ""
 
+    def __enter__(self) -> "Operators":
+        with Unwatched():
+            return super().__enter__()  # type: ignore[no-any-return, no-untyped-call]
+
+    def __exit__(self, *raised: Any) -> None:
+        with Unwatched():
+            super().__exit__(*raised)  # type: ignore[no-untyped-call]
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        profiler = sys.getprofile()
-        sys.setprofile(None)  # code behind an operator runs in programs too
-        try:
+        with Unwatched():  # code behind an operator runs in programs too
             self._note(func, args, kwargs or {})
             return func(*args, **(kwargs or {}))
-        finally:
-            sys.setprofile(profiler)
 
     def _note(self, func: Any, args: Any, kwargs: dict[str, Any]) -> None:
         if not _is_of_torch(func):

@@ -4,18 +4,15 @@ A program with unexpected sizes stops, and the code of the layer makes the call.
 sizes precede random numbers and changes of tensors.
 """
 
-import operator
-
 from torch import fx
 
 from pyg_accel.record.dims import SIZES, expect
 from pyg_accel.record.edge_tensors import name_of
 from pyg_accel.record.metadata import EFFECT, FACTS, WRITES
-from pyg_accel.record.split import DERIVED
+from pyg_accel.record.split import DERIVED, INPUTS, is_derived
 
 __all__ = ["checks_first", "drop_unused"]
 
-_INPUTS = ("placeholder", "get_attr")
 # Functions that are removed from the graph if nothing reads their result, e.g. unused arguments of
 # a message.
 _WITHOUT_EFFECT = frozenset({
@@ -31,13 +28,17 @@ def checks_first(graph: fx.Graph) -> fx.Graph | None:
     Checks are comparisons of sizes, and derivations from an edge list, with indices out of range.
     """
     written = {memory for node in graph.nodes for memory in node.meta.get(WRITES, ())}
-    inputs = {n.meta[FACTS].memory for n in graph.nodes if n.op in _INPUTS and FACTS in n.meta}
+    inputs = {n.meta[FACTS].memory for n in graph.nodes if n.op in INPUTS and FACTS in n.meta}
     early, late, moves = dict[fx.Node, None](), list[fx.Node](), False
     for node in graph.nodes:
         has_effect = EFFECT in node.meta or not inputs.isdisjoint(node.meta.get(WRITES, ()))
         if not late and not has_effect:
             early[node] = None
-        elif _is_early(node, early, written):
+        elif (
+            node.op in INPUTS
+            or (node.target in SIZES and early.keys() >= {*node.all_input_nodes})
+            or is_derived(node, early, written)
+        ):
             early[node], moves = None, True
         elif node.target is expect or DERIVED in node.meta:
             return None
@@ -49,23 +50,6 @@ def checks_first(graph: fx.Graph) -> fx.Graph | None:
     for node in (*early, *late):
         copies[node] = ordered.node_copy(node, copies.__getitem__)
     return ordered
-
-
-def _is_early(node: fx.Node, early: dict[fx.Node, None], written: set[int]) -> bool:
-    """Whether a node computes sizes of arguments, or derives something from them."""
-    if node.op in _INPUTS:
-        return True
-    inputs = node.all_input_nodes
-    if EFFECT in node.meta or not all(i in early for i in inputs):
-        return False
-    if node.op == "call_method":
-        return node.target == "size"
-    if node.target in SIZES:
-        return True
-    if node.target is operator.getitem:
-        return inputs[0].op == "call_function"
-    unchanged = all(i.meta[FACTS].memory not in written for i in inputs if FACTS in i.meta)
-    return DERIVED in node.meta and unchanged
 
 
 def drop_unused(graph: fx.Graph) -> None:

@@ -19,7 +19,6 @@ from pyg_accel.record.dims import SIZES, Dim
 from pyg_accel.record.guard import Guard, NotComparable, Reading
 from pyg_accel.record.metadata import WRITES
 from pyg_accel.record.normalisation import on_nodes
-from pyg_accel.record.order import checks_first
 from pyg_accel.record.recorder import Recorder
 from pyg_accel.record.signature import Signature
 from pyg_accel.record.split import DERIVED, STORED, derives_anew, split
@@ -106,7 +105,6 @@ class LayerProgram:
         return other
 
     def _compile(self, graph: torch.fx.Graph) -> None:
-        graph = checks_first(graph) or graph
         self.parts = split(graph)
         self.writes = any(WRITES in node.meta for node in self.graph.nodes)
         self.derives = sum(_remembers(node) for node in self.graph.nodes)

@@ -9,7 +9,6 @@ recording but not the call: :attr:`Recorder.reason` says why.
 import gc
 import operator
 import sys
-import threading
 import types
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -28,28 +27,22 @@ from pyg_accel.record.dims import Dim
 from pyg_accel.record.edge_tensors import EdgeTensor, changed_in_place, name_of
 from pyg_accel.record.guard import NotComparable, Reading
 from pyg_accel.record.metadata import EFFECT, FACTS, WRITES, TensorFacts
-from pyg_accel.record.operators import Operators
+from pyg_accel.record.operators import Operators, Unwatched
 from pyg_accel.record.order import checks_first, drop_unused
 from pyg_accel.record.signature import LEAST
 from pyg_accel.record.sizes import Sizes, asks_for_size, is_fact, rounds
 from pyg_accel.record.split import DERIVED
 from pyg_accel.record.steps import Steps
 from pyg_accel.runtime.cache import memory_of
+from pyg_accel.runtime.state import during, running
 
-__all__ = ["Recorder", "copied", "perform", "quiet", "running_recorder"]
+__all__ = ["Recorder", "copied", "perform", "quiet"]
 
 T = TypeVar("T")
 _NUMBERS = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis))
 _FACTS = (torch.dtype, torch.device, torch.layout, torch.memory_format)
 # Attributes of tensors that are tensors in each call.
 _VIEWS = frozenset({"T", "mT", "H", "mH", "real", "imag", "data"})
-
-
-class _Running(threading.local):
-    recorder: "Recorder | None" = None
-
-
-running_recorder = _Running()
 
 
 def perform(function: Callable[..., T], *args: Any, borrows: bool = False, **kwargs: Any) -> T:
@@ -62,14 +55,15 @@ def perform(function: Callable[..., T], *args: Any, borrows: bool = False, **kwa
             of them, and must not change them.
         kwargs: of the call.
     """
-    recorder = running_recorder.recorder
+    recorder = running.recorder
     with torch._C.DisableTorchFunction():
         if recorder is None:
             return function(*args, **kwargs)
-        with recorder.hidden():
+        with Unwatched(), during(recorder=None):
             plain_args, plain_kwargs = tree_map_only(Dim, Dim.plain, (args, kwargs))
             result = function(*plain_args, **plain_kwargs)
-        recorder.take(function, args, kwargs, result, borrows=borrows)
+        with Unwatched():
+            recorder.take(function, args, kwargs, result, borrows=borrows)
     return result
 
 
@@ -80,14 +74,14 @@ def copied(tensor: Tensor) -> Tensor:
     program of a whole call omits the copy if nothing changes the features.
     """
     copy = perform(torch.clone, tensor)
-    if running_recorder.recorder is not None:
-        running_recorder.recorder.copies.append((tensor, copy))
+    if running.recorder is not None:
+        running.recorder.copies.append((tensor, copy))
     return copy
 
 
 def quiet() -> AbstractContextManager[Any]:
     """Return a context in which only a recording sees the functions of torch."""
-    recorder = running_recorder.recorder
+    recorder = running.recorder
     return torch._C.DisableTorchFunction() if recorder is None else recorder.exclusively()
 
 
@@ -146,8 +140,7 @@ class Recorder(TorchFunctionMode):
         """End the recording; the first reason counts."""
         if not self.reason:
             self.reason, self.may_change = reason, may_change
-            if sys.getprofile() == self._calls.see:
-                sys.setprofile(None)
+            self._calls.ended = True
 
     # -- what runs ---------------------------------------------------------------------------------
 
@@ -158,7 +151,7 @@ class Recorder(TorchFunctionMode):
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Record the block."""
-        outer, running_recorder.recorder = running_recorder.recorder, self
+        outer, running.recorder = running.recorder, self
         before, collects = sys.getprofile(), gc.isenabled()
         gc.disable()  # finalizers are not part of the call
         try:
@@ -169,21 +162,9 @@ class Recorder(TorchFunctionMode):
                 finally:
                     sys.setprofile(before)
         finally:
-            running_recorder.recorder = outer
+            running.recorder = outer
             if collects:
                 gc.enable()
-
-    @contextmanager
-    def hidden(self) -> Iterator[None]:
-        """Do not record the block."""
-        before = sys.getprofile()
-        running_recorder.recorder = None
-        sys.setprofile(None)
-        try:
-            yield
-        finally:
-            sys.setprofile(before)
-            running_recorder.recorder = self
 
     @contextmanager
     def exclusively(self) -> Iterator[None]:
@@ -210,7 +191,8 @@ class Recorder(TorchFunctionMode):
                     result = func(*args, **kwargs)
             else:
                 result = func(*args, **kwargs)
-        self.take(func, args, kwargs, result, operators)
+        with Unwatched():
+            self.take(func, args, kwargs, result, operators)
         return result
 
     # -- the graph ---------------------------------------------------------------------------------
@@ -380,8 +362,9 @@ class Recorder(TorchFunctionMode):
                 self.node_of(copy).replace_all_uses_with(self.node_of(tensor))
                 self.graph.erase_node(self.node_of(copy))
         drop_unused(self.graph)
-        if checks_first(self.graph) is None:
-            self.stop("it checks sizes or edges that it computes after random numbers")
+        if (ordered := checks_first(self.graph)) is None:
+            return self.stop("it checks sizes or edges that it computes after random numbers")
+        self.graph = ordered
 
     def _returned(self, value: Any) -> Any:
         """Return the nodes of a result, with copies of shared tensors."""

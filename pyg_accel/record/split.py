@@ -5,6 +5,7 @@ are computed once and stored while the graph lives.
 """
 
 import operator
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from torch import fx
@@ -13,8 +14,9 @@ from pyg_accel.ops.csr import graph_of, idle_rows_of
 from pyg_accel.ops.relations import graph_of_pairs, pairs_of
 from pyg_accel.record.metadata import FACTS, WRITES
 
-__all__ = ["DERIVED", "STORED", "Parts", "derives_anew", "split"]
+__all__ = ["DERIVED", "INPUTS", "STORED", "Parts", "derives_anew", "is_derived", "split"]
 
+INPUTS = ("placeholder", "get_attr")  # operations of nodes
 DERIVED = "derived"  # key of the metadata of nodes
 STORED = (graph_of, idle_rows_of, pairs_of, graph_of_pairs)  # functions that store their results
 
@@ -83,28 +85,25 @@ def split(graph: fx.Graph) -> Parts | None:
 
 def _derived(graph: fx.Graph) -> dict[fx.Node, None]:
     """Return the nodes that are computed from the graph and sizes only."""
-    inside: dict[fx.Node, None] = {}
+    ready = dict.fromkeys(node for node in graph.nodes if node.op in INPUTS)
     written = {memory for node in graph.nodes for memory in node.meta.get(WRITES, ())}
     for node in graph.nodes:
-        if _is_derived(node, inside, written):
-            inside[node] = None
-    return inside
+        if is_derived(node, ready, written):
+            ready[node] = None
+    return {node: None for node in ready if node.op not in INPUTS}
 
 
-def _is_derived(node: fx.Node, inside: dict[fx.Node, None], written: set[int]) -> bool:
-    """Whether a node is computed from the graph and sizes only."""
+def is_derived(node: fx.Node, ready: Mapping[fx.Node, None], written: set[int]) -> bool:
+    """Whether a node is a size of nodes that are ready, or derived from them while unwritten."""
     inputs = node.all_input_nodes
-    if node.op == "call_method" and node.target == "size":
-        return inputs[0].op == "placeholder" or inputs[0] in inside
-    if node.op != "call_function":
+    if not ready.keys() >= {*inputs}:
         return False
+    if node.op == "call_method":
+        return node.target == "size"
     if node.target is operator.getitem:
-        return inputs[0] in inside
-    return DERIVED in node.meta and all(
-        (n.op in ("placeholder", "get_attr") or n in inside)
-        and (FACTS not in n.meta or n.meta[FACTS].memory not in written)
-        for n in inputs
-    )
+        return inputs[0].op == "call_function"
+    unchanged = all(n.meta[FACTS].memory not in written for n in inputs if FACTS in n.meta)
+    return DERIVED in node.meta and unchanged
 
 
 def _is_value(node: fx.Node) -> bool:

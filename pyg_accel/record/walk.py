@@ -101,8 +101,8 @@ class Walk(Notes):
         if not of_modules:
             self.names.update(names)
         for space, follow, is_module in [*self._open]:
-            for name in (new if is_module else names) & space.keys():
-                if is_module or not of_modules:
+            if new if is_module else not of_modules:
+                for name in (new if is_module else names) & space.keys():
                     follow(name)
 
     # -- values ------------------------------------------------------------------------------------

@@ -11,7 +11,6 @@ from pyg_accel.layers import MaxKGCNConv, MaxKGINConv, MaxKSAGEConv
 from pyg_accel.patching.context import context
 from pyg_accel.patching.programs import OfClass, Programs
 from pyg_accel.patching.recording import valid_programs
-from pyg_accel.patching.running import running
 from pyg_accel.patching.sampling import in_force
 from pyg_accel.record.metadata import FACTS
 from pyg_accel.record.program import LayerProgram
@@ -20,6 +19,7 @@ from pyg_accel.rewrite.lift import NotLifted, Region, regions_of
 from pyg_accel.rewrite.lower import lower
 from pyg_accel.rewrite.nodes import learning
 from pyg_accel.rewrite.select import DRIFT, Decision, Options, assumptions_of, make_decision
+from pyg_accel.runtime.state import running
 
 __all__ = ["Reassociation"]
 

@@ -11,9 +11,9 @@ from torch.compiler import is_dynamo_compiling
 from torch_geometric.nn import MessagePassing
 
 from pyg_accel.patching.api import OverrideHandle, installed
-from pyg_accel.patching.running import running
 from pyg_accel.rewrite.layer import Reassociation
 from pyg_accel.rewrite.select import Options
+from pyg_accel.runtime.state import running
 from pyg_accel.runtime.wrapper import ModelWrapper
 
 __all__ = ["OptimizedModel", "forward_with", "rewritten_layers"]

@@ -1,1 +1,1 @@
-"""Foundations: native libraries, stores, hooks, the report."""
+"""Foundations: state of calls, the report, native libraries, stores, hooks, the machine."""

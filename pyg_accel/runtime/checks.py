@@ -6,7 +6,7 @@ from numbers import Integral
 import torch
 from torch import Tensor
 
-from pyg_accel.machine import is_captured
+from pyg_accel.runtime.machine import is_captured
 
 __all__ = ["check_arguments", "require", "shown", "whole"]
 

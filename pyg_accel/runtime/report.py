@@ -6,11 +6,11 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TextIO
 
 from pyg_accel.runtime.large_pages import small_pages_reasons
+from pyg_accel.runtime.state import during, running
 
 __all__ = ["Report", "Row", "record", "record_batch", "report", "reset_report", "uncounted"]
 
@@ -48,7 +48,7 @@ class Row:
 
     def add(self, seconds: float) -> None:
         """Count one call; also valid on a row from before :func:`reset_report`."""
-        if _counted.get():
+        if running.counted:
             # append() is safe without the lock, whose cost shows in small calls.
             self._times.append(seconds)
             if not self.calls or len(self._times) >= _MOST_TIMES:
@@ -125,18 +125,17 @@ _rows: dict[tuple[str, str, str, str], Row] = {}
 _MOST_ROWS = 500
 _MOST_TIMES = 100  # times of a row that are noted before they are summed
 _OTHERS = "others: the report is full"
-_counted: ContextVar[bool] = ContextVar("pyg_accel_counted", default=True)
 
 
 def record(layer: str, formula: str, backend: str, reason: str, seconds: float) -> None:
     """Count one call."""
-    if _counted.get():
+    if running.counted:
         row_of(layer, formula, backend, reason).add(seconds)
 
 
 def record_batch(maker: str, what: str, where: str, reason: str, seconds: float) -> None:
     """Count one batch, in the row of the class that makes it."""
-    if _counted.get():
+    if running.counted:
         row = row_of(maker, what, where, reason)
         row.is_forward = False
         row.add(seconds)
@@ -157,11 +156,8 @@ def row_of(layer: str, formula: str, backend: str, reason: str) -> Row:
 @contextmanager
 def uncounted() -> Iterator[None]:
     """Do not count calls in the block, which are not calls of users."""
-    token = _counted.set(False)
-    try:
+    with during(counted=False):
         yield
-    finally:
-        _counted.reset(token)
 
 
 def report(file: TextIO | None = None) -> Report:

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 import pyg_accel
-from pyg_accel.machine import Device
-from pyg_accel.tuned import read_tuning, tuning_file
+from pyg_accel.runtime.machine import Device
+from pyg_accel.runtime.tuned import read_tuning, tuning_file
 from pyg_accel.tuning.sizes import measure_costs
 
 __all__ = ["tune"]

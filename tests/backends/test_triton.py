@@ -14,7 +14,7 @@ from pyg_accel import Graph, ops, use_backend
 from pyg_accel.backends import OpSpec, choose, get_backend
 from pyg_accel.backends.dispatch import forget_decisions
 from pyg_accel.formula import Binary, Const, Operand, Sum, Unary, operands_of, parse
-from pyg_accel.machine import Gpu
+from pyg_accel.runtime.machine import Gpu
 
 BACKEND = get_backend("triton")
 REASONS = BACKEND.unavailable_reasons()

@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
-from pyg_accel import machine
 from pyg_accel.cuda_graphs.capture import Captured, Grads, Memory, gradients
 from pyg_accel.cuda_graphs.engine import Engine
+from pyg_accel.runtime import machine
 from tests.cuda_graphs.models import SIZES, batch_of
 
 _WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim",

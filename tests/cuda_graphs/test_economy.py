@@ -17,10 +17,10 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GATConv, SAGEConv, global_mean_pool
 
 import pyg_accel
-from pyg_accel import machine
 from pyg_accel.cuda_graphs import ledger
 from pyg_accel.cuda_graphs.capture import Captured, Memory
 from pyg_accel.cuda_graphs.engine import Engine
+from pyg_accel.runtime import machine
 from pyg_accel.settings import settings
 from tests.cuda_graphs.models import close, conv, module, same
 

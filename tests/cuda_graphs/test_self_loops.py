@@ -21,9 +21,9 @@ from torch_geometric.utils import (
 import pyg_accel
 from pyg_accel.cuda_graphs.entry import Entry
 from pyg_accel.layers import MaxKGCNConv
-from pyg_accel.machine import as_captured
 from pyg_accel.patching import overrides
 from pyg_accel.patching.dynamo_guards import Look
+from pyg_accel.runtime.machine import as_captured
 from tests.cuda_graphs.models import Inputs, module, outcome, same, some
 
 WIDTH = 8

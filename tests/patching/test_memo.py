@@ -20,9 +20,10 @@ from torch_geometric.utils import (
 import pyg_accel
 from pyg_accel import MaxKGCNConv
 from pyg_accel.graph import derived
-from pyg_accel.graph.memo import _Remembered, copied, remembered, running
+from pyg_accel.graph.memo import _Remembered, copied, remembered
 from pyg_accel.patching import layers
 from pyg_accel.runtime.cache import memory_of
+from pyg_accel.runtime.state import during, running
 from pyg_accel.settings import settings
 
 
@@ -130,17 +131,17 @@ def test_results_of_inference_mode_and_of_training_are_the_same_tensors():
 
 def test_a_layer_borrows_and_gets_a_copy_of_what_it_has_already():
     edges = torch.randint(0, 9, (2, 30))
-    before = running.begin()
-    index, weight = remembered(norm, edges)
-    assert len(running.lent) == 2
-    again, more = remembered(norm, edges)
-    assert torch.equal(again, index)
-    assert again is not index
-    assert more is not weight
-    assert len(running.end(before)) == 2
-    before = running.begin()
-    assert remembered(norm, edges)[0] is index
-    assert running.end(before) == [index, weight]
+    with during(lent=[]):
+        index, weight = remembered(norm, edges)
+        assert len(running.lent) == 2
+        again, more = remembered(norm, edges)
+        assert torch.equal(again, index)
+        assert again is not index
+        assert more is not weight
+        assert len(running.lent) == 2
+    with during(lent=[]):
+        assert remembered(norm, edges)[0] is index
+        assert running.lent == [index, weight]
     assert running.lent is None
 
 

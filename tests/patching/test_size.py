@@ -15,7 +15,7 @@ from pyg_accel.formula import Computation, parse
 from pyg_accel.graph import derived
 from pyg_accel.graph.memo import _Remembered
 from pyg_accel.patching.reasons import row_bytes
-from pyg_accel.patching.running import running
+from pyg_accel.runtime.state import running
 from pyg_accel.settings import settings
 
 E, F = 100, 10

@@ -17,7 +17,7 @@ from torch_geometric.utils import to_torch_csc_tensor
 import pyg_accel
 from pyg_accel.graph import derived
 from pyg_accel.patching import sparse
-from pyg_accel.patching.running import running
+from pyg_accel.runtime.state import running
 from pyg_accel.settings import settings
 
 pytestmark = pytest.mark.usefixtures("always")

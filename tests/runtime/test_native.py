@@ -100,7 +100,7 @@ def test_a_library_with_a_cpp_standard_library_of_its_own_works(tmp_path):
         "import sys, torch; torch.ops.load_library(sys.argv[1]); ours = torch.ops.pyg_accel_cpu\n"
         "print(ours.info())\n"
         "print(ours.maxk(torch.tensor([[1.0, 3.0, 2.0]]), 2)[1].tolist())\n"
-        "try: ours.csr_from_coo(torch.tensor([0]), torch.tensor([7]), 2, 3, False)\n"
+        "try: ours.csr_from_coo(torch.tensor([[7], [0]]), 1, 2, 3, False)\n"
         "except RuntimeError as error: print(str(error).splitlines()[0])\n"
     )
     said = [

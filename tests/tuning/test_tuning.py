@@ -9,13 +9,13 @@ from torch_geometric.nn import SAGEConv
 
 import pyg_accel
 from pyg_accel import __main__ as program
-from pyg_accel import tuned as reading
 from pyg_accel.backends.cuda import sddmm
 from pyg_accel.backends.triton import launch
 from pyg_accel.costs import SHIPPED, Costs, _in_force, costs
-from pyg_accel.machine import Device, Gpu
+from pyg_accel.runtime import tuned as reading
+from pyg_accel.runtime.machine import Device, Gpu
+from pyg_accel.runtime.tuned import tuned, tuning_file
 from pyg_accel.settings import Settings, settings
-from pyg_accel.tuned import tuned, tuning_file
 from pyg_accel.tuning import sizes, tune
 
 OTHER = Device("cuda", "NVIDIA L4")

@@ -29,8 +29,6 @@ PRIMITIVES = {
     "edges": ("::dot", "::softmax", "::sddmm", "::edge", "aten::gather", "aten::index"),
     "SpMM": (
         "spmm",
-        "::run1",
-        "::run2",
         "::stages",
         "::attention",
         "::sampled",

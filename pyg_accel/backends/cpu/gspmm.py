@@ -1,4 +1,8 @@
-"""Message formulas on the CPU: chooses the kernel of the library for a formula."""
+"""Message formulas on the CPU: chooses the kernel of the library for a formula.
+
+SpMM and dot products take one number besides the arrays of the graph, which says what to compute
+(csrc/cpu/plan_code.h), and features with any strides and any trailing shape.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,13 +12,15 @@ from torch import Tensor
 from pyg_accel.backends.base import Launch, winners_are_columns
 from pyg_accel.backends.cpu import attention
 from pyg_accel.backends.cpu.stages import COMBINE
-from pyg_accel.backends.plans import MOST_HEADS, PLANNED, Matrix, dot_launch, spmm_launch
 from pyg_accel.backends.spec import Shapes, shapes_of
 from pyg_accel.formula import Binary, Formula, Operand, Unary, dot_ends
 from pyg_accel.graph import CSR
-from pyg_accel.runtime.native import cpu_library
+from pyg_accel.runtime.native import cpu_library, direct
 
 __all__ = ["bind", "run"]
+
+PLANNED = ("sum", "mean", "max", "min")
+MOST_HEADS = 2**20 - 1  # fits the bits of a plan
 
 
 def run(
@@ -35,35 +41,34 @@ def bind(
     planned = len(reduces) == 1 and heads <= MOST_HEADS
     product = _as_spmm(formula, shapes, full) if planned and reduces[0] in PLANNED else None
     if product is not None:
-        x, weight, combine, relu = product
-        return lambda csr: spmm_launch(
-            library, _matrix(library, csr), csr, reduces[0], heads, weighted=weight is not None,
-            winners=want_arg, combine=combine, relu=relu, columns=arg_is_col, swapped=x == 1,
-        )  # fmt: skip
+        x, combine, relu = product
+        code = PLANNED.index(reduces[0]) | combine << 2 | relu << 4 | arg_is_col << 5
+        code |= (x == 1) << 6  # weights come first
+        function = library.spmm_winners if want_arg else library.spmm
+        return _launcher(function, code, heads)
     ends = dot_ends(formula)
     if planned and reduces == ["none"] and ends and shapes[ends[0]] == shapes[ends[1]] == full:
-        return lambda csr: dot_launch(
-            library, _matrix(library, csr), csr, heads, swapped=ends[0] == 1
-        )
+        return _launcher(library.spmm, (ends[0] == 1) << 6 | 1 << 7, heads)
     return attention.bind_several(
         [formula] * len(reduces), reduces, operands, want_arg=want_arg, arg_is_col=arg_is_col
     )
 
 
-def _matrix(library: Any, csr: CSR) -> Matrix:
-    return Matrix.of(library, csr, (csr.sorted,), (csr.sorted,))
+def _launcher(operator: Any, code: int, heads: int) -> Callable[[CSR], Launch]:
+    function, plan = direct(operator), max(heads, 1) << 8 | code
+    return lambda csr: Launch(function, (*csr[:5], plan), accepts_any_layout=True)
 
 
 def _as_spmm(
     formula: Formula, shapes: Shapes, full: tuple[int, ...]
-) -> tuple[int, int | None, int, bool] | None:
-    """Return features, weights, how to combine them, and whether a relu follows, for SpMM kernels.
+) -> tuple[int, int, bool] | None:
+    """Return features, how weights combine with them, and whether a relu follows, for SpMM kernels.
 
     These compute ``u``, ``u * e`` with one weight per edge (and head), and with edge features as
     wide as those of ``u`` also ``u + e``, ``u - e``, ``e - u``, ``u * e`` and the relu of each.
     """
     if isinstance(formula, Operand) and formula.side == "u":
-        return formula.index, None, 0, False
+        return formula.index, 0, False
     relu = isinstance(formula, Unary) and formula.op == "relu"
     match formula.arg if isinstance(formula, Unary) and relu else formula:
         case Binary(op=("mul" | "add" | "sub") as op, left=Operand() as a, right=Operand() as b):
@@ -72,7 +77,7 @@ def _as_spmm(
                 return None
             if shapes[e.index] == full:
                 combine = COMBINE.index("reverse_sub" if op == "sub" and a is e else op)
-                return u.index, e.index, combine, relu
+                return u.index, combine, relu
             if op == "mul" and not relu and shapes[e.index][1] == 1:
-                return u.index, e.index, 0, False
+                return u.index, 0, False
     return None

@@ -16,7 +16,7 @@ from pyg_accel.backends.spec import OpSpec
 from pyg_accel.costs import H200, RATES
 from pyg_accel.graph import CSR
 from pyg_accel.graph.facts import of_matrix
-from pyg_accel.machine import INTERPRETED, gpu_of
+from pyg_accel.runtime.machine import INTERPRETED, gpu_of
 from pyg_accel.runtime.native import cuda_library
 
 __all__ = ["MAXK_WIDTH", "cost", "maxk", "spmm", "sspmm"]

@@ -8,7 +8,7 @@ from pyg_accel.backends.cuda.choice import MOST_SLICE
 from pyg_accel.backends.cuda.plan import in_32_bits, plan_of
 from pyg_accel.backends.cuda.spmm import aligned
 from pyg_accel.graph import CSR
-from pyg_accel.machine import gpu_of
+from pyg_accel.runtime.machine import gpu_of
 from pyg_accel.runtime.native import cuda_library
 
 __all__ = ["most_features", "run"]

@@ -6,8 +6,8 @@ from pyg_accel.backends.cuda import remainder
 from pyg_accel.backends.cuda.plan import in_32_bits, plan_of
 from pyg_accel.graph import CSR
 from pyg_accel.graph.derived import find, keep
-from pyg_accel.machine import is_captured
 from pyg_accel.runtime.cache import changes_unseen
+from pyg_accel.runtime.machine import is_captured
 from pyg_accel.runtime.native import cuda_library
 
 __all__ = ["aligned", "reordered", "run"]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from pyg_accel.machine import Gpu
+from pyg_accel.runtime.machine import Gpu
 
 __all__ = [
     "Tile",

@@ -25,7 +25,7 @@ from pyg_accel.backends.triton.recipe import RowRecipe
 from pyg_accel.formula import Const, Formula, Operand, map_operands, operands_of, shape_of
 from pyg_accel.graph import CSR
 from pyg_accel.graph.facts import INT32_ENTRIES, rounded
-from pyg_accel.machine import INTERPRETED, Gpu, gpu_of
+from pyg_accel.runtime.machine import INTERPRETED, Gpu, gpu_of
 
 __all__ = [
     "GraphFacts",

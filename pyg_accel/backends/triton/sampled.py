@@ -14,7 +14,7 @@ from pyg_accel.backends.triton.launcher import launch, type_of
 from pyg_accel.backends.triton.padding import padded, pays
 from pyg_accel.backends.triton.plan import device_facts
 from pyg_accel.graph import CSR
-from pyg_accel.machine import Gpu
+from pyg_accel.runtime.machine import Gpu
 
 __all__ = ["SampledTile", "choose_sampled_tile", "run"]
 

@@ -21,12 +21,12 @@ from pyg_accel.formula import Operand, operands_of
 from pyg_accel.patching.edge_type_matmul import Matrices
 from pyg_accel.patching.lazy import IDENTITY, LazyTensor, Tracer
 from pyg_accel.patching.networks import has_network, is_of_edges, is_written_whole, written
+from pyg_accel.patching.reasons import Unrecognised
 from pyg_accel.patching.rules import concatenation, products, rowwise, shapes  # noqa: F401 - for their rules
 from pyg_accel.patching.rules.common import MAX_MATERIALIZED_WIDTH, RULES, Args, Declined, Kwargs
 from pyg_accel.patching.rules.elementwise import assign
 from pyg_accel.patching.rules.rowwise import lazies_in, on_nodes, record
 from pyg_accel.patching.rules.scatter import reduce_over_targets
-from pyg_accel.patching.running import Unrecognised
 from pyg_accel.record.edge_tensors import name_of, plain_shape, replaced
 
 __all__ = ["apply", "intercept", "record", "reduce_over_targets"]

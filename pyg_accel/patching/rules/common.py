@@ -9,9 +9,9 @@ from torch import Tensor
 from pyg_accel.formula import Formula, Operand, map_operands
 from pyg_accel.ops.csr import IdleRows, idle_rows_of
 from pyg_accel.patching.lazy import IDENTITY, LazyTensor, first_operand, is_single_side
-from pyg_accel.patching.reasons import unconditional
 from pyg_accel.record.edge_tensors import DeferredOperand, name_of, plain_shape
 from pyg_accel.record.recorder import perform
+from pyg_accel.runtime.state import running
 
 __all__ = [
     "MAX_MATERIALIZED_WIDTH",
@@ -103,7 +103,7 @@ def without_idle_rows(lazy: LazyTensor) -> LazyTensor:
     trace, features, operand = lazy.tracer, first_operand(lazy), lazy.formula
     assert isinstance(operand, Operand)
     # Dense products by optimize() read all rows anyway.
-    if isinstance(features, DeferredOperand) or unconditional.on:
+    if isinstance(features, DeferredOperand) or running.unconditional:
         return lazy
     if operand.side == "e" or trace.repeated[operand.index]:  # all rows are read
         return lazy

@@ -11,6 +11,7 @@ from pyg_accel.formula import Binary, Const, Operand, Sum, map_operands, operand
 from pyg_accel.ops.layout import Layout
 from pyg_accel.patching.lazy import IDENTITY, LazyTensor, PostReduce, Tracer, is_single_side
 from pyg_accel.patching.networks import has_network, reasons_against
+from pyg_accel.patching.reasons import Unrecognised
 from pyg_accel.patching.rules.common import (
     MAX_MATERIALIZED_WIDTH,
     Args,
@@ -22,7 +23,6 @@ from pyg_accel.patching.rules.common import (
     rule,
 )
 from pyg_accel.patching.rules.rowwise import product, record
-from pyg_accel.patching.running import Unrecognised
 from pyg_accel.record.edge_tensors import DeferredOperand, materialize, plain_shape
 
 # Of what a linear layer makes of features of edges: so much of it waits for its block.

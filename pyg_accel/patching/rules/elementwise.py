@@ -11,6 +11,7 @@ from pyg_accel.formula import Binary, Const, Formula, Operand, Unary
 from pyg_accel.formula.functions import FUNCTIONS, PARAMETRIC, UNARY
 from pyg_accel.ops.layout import Layout, broadcast
 from pyg_accel.patching.lazy import LazyTensor, Tracer, first_operand, is_single_side
+from pyg_accel.patching.reasons import Unrecognised
 from pyg_accel.patching.rules.common import (
     RULES,
     Args,
@@ -23,7 +24,6 @@ from pyg_accel.patching.rules.common import (
     with_formula,
     without_idle_rows,
 )
-from pyg_accel.patching.running import Unrecognised
 from pyg_accel.record.edge_tensors import DeferredOperand, materialize, plain_shape
 
 

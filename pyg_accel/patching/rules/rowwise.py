@@ -26,8 +26,8 @@ from pyg_accel.patching.networks import (
     reasons_against,
     viewed,
 )
+from pyg_accel.patching.reasons import Unrecognised
 from pyg_accel.patching.rules.common import Args, Declined, Kwargs, hoist, share
-from pyg_accel.patching.running import Unrecognised
 from pyg_accel.record.edge_tensors import DeferredOperand, EdgeTensor, name_of, plain_shape
 
 __all__ = ["defers", "lazies_in", "leaves_edges_alone", "makes_matrices", "on_nodes", "product",

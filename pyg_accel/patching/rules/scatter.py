@@ -6,13 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_accel.machine import is_captured
 from pyg_accel.patching.lazy import LazyTensor
 from pyg_accel.patching.networks import leaf, node_of, reasons_against
+from pyg_accel.patching.reasons import Unrecognised
 from pyg_accel.patching.rules.common import Args, Declined, Kwargs, need_formula, rule
-from pyg_accel.patching.running import Unrecognised
 from pyg_accel.record.edge_tensors import name_of, plain_shape
-from pyg_accel.record.recorder import running_recorder
+from pyg_accel.runtime.machine import is_captured
+from pyg_accel.runtime.state import running
 
 __all__ = ["reduce_over_targets"]
 
@@ -80,7 +80,7 @@ def _scatter_add(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
 def _is_filled(out: Tensor, reduce: str) -> bool:
     """Return whether a tensor is filled with the result for targets without edges."""
     start, name = (1.0, "ones") if reduce == "prod" else (0.0, "zeros")
-    recorder = running_recorder.recorder
+    recorder = running.recorder
     if recorder is not None and recorder.is_new(out, (name, f"new_{name}", f"{name}_like")):
         return True
     # Reading the values waits for the device.

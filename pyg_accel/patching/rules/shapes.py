@@ -23,9 +23,9 @@ from pyg_accel.patching.rules.common import (
 )
 from pyg_accel.patching.rules.concatenation import concatenate
 from pyg_accel.patching.rules.rowwise import leaves_edges_alone
-from pyg_accel.patching.running import running
 from pyg_accel.record.edge_tensors import DeferredOperand, materialize, name_of, plain_shape
 from pyg_accel.record.recorder import quiet
+from pyg_accel.runtime.state import running
 
 
 @rule("clone", "contiguous", "alias")

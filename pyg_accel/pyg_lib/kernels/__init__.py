@@ -112,7 +112,7 @@ class _Grid(NamedTuple):
         for d in (2, 1, 0):
             cell.mul_(self.sizes[d]).add_(place[:, d].clamp(0, self.sizes[d] - 1).long())
         cells = math.prod(self.sizes) * (ptr.numel() - 1)
-        starts, _, order = csr_of_edges(cell, cell.new_zeros(1).expand_as(cell), cells, 1)
+        starts, _, order = csr_of_edges(torch.stack([cell, torch.zeros_like(cell)]), 0, cells, 1)
         return starts, order
 
 

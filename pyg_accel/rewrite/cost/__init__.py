@@ -4,11 +4,11 @@ from pathlib import Path
 
 import torch
 
-from pyg_accel.machine import Device
 from pyg_accel.rewrite.cost.base import CostModel, Primitive
 from pyg_accel.rewrite.cost.features import GraphFeatures
 from pyg_accel.rewrite.cost.learned import Learned, read, unusable
 from pyg_accel.rewrite.cost.roofline import Roofline
+from pyg_accel.runtime.machine import Device
 from pyg_accel.settings import settings
 
 __all__ = ["CostModel", "Device", "GraphFeatures", "Learned", "Primitive", "Roofline", "cost_model"]

@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyg_accel.costs import Machine
-from pyg_accel.machine import Device
 from pyg_accel.rewrite.cost.base import DENSE, SPARSE, Primitive
 from pyg_accel.rewrite.cost.features import GraphFeatures
 from pyg_accel.rewrite.cost.roofline import Roofline
+from pyg_accel.runtime.machine import Device
 
 __all__ = ["ENSEMBLE", "FORMAT", "METADATA", "NAMES", "Learned", "read", "unusable", "vectors"]
 

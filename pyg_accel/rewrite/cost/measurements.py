@@ -13,12 +13,12 @@ import torch
 
 import pyg_accel
 from pyg_accel.graph import Graph
-from pyg_accel.machine import Device
 from pyg_accel.rewrite.cost.base import DENSE, Primitive
 from pyg_accel.rewrite.cost.cases import ProfileGraph, calls, graph_cases
 from pyg_accel.rewrite.cost.features import GraphFeatures
 from pyg_accel.rewrite.cost.timing import timed
 from pyg_accel.rewrite.cost.workload import workload
+from pyg_accel.runtime.machine import Device
 
 __all__ = ["COLUMNS", "collect", "devices_of", "primitives_of", "read_measurements"]
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 
 from pyg_accel.costs import H200_UNITS, Machine, machine_of
-from pyg_accel.machine import Device
 from pyg_accel.rewrite.cost.base import Primitive
 from pyg_accel.rewrite.cost.features import GraphFeatures
+from pyg_accel.runtime.machine import Device
 
 __all__ = ["Roofline"]
 

@@ -13,7 +13,6 @@ from torch_geometric import nn
 
 import pyg_accel
 from pyg_accel import __main__ as program
-from pyg_accel.machine import Device
 from pyg_accel.rewrite import cost, select
 from pyg_accel.rewrite.cost import (
     GraphFeatures,
@@ -27,6 +26,7 @@ from pyg_accel.rewrite.cost import (
 from pyg_accel.rewrite.cost import measurements as collecting
 from pyg_accel.rewrite.cost.base import DENSE, SPARSE
 from pyg_accel.rewrite.cost.timing import Laps
+from pyg_accel.runtime.machine import Device
 from pyg_accel.settings import settings
 
 pytest.importorskip("xgboost")

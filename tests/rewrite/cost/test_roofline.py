@@ -2,8 +2,8 @@ import sys
 
 import pytest
 
-from pyg_accel.machine import Device
 from pyg_accel.rewrite.cost import GraphFeatures, Primitive, Roofline, cost_model, learned
+from pyg_accel.runtime.machine import Device
 from pyg_accel.settings import settings
 
 GRAPH = GraphFeatures(100_000, 100_000, 2_000_000)

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from pyg_accel.machine import Device
+from pyg_accel.runtime.machine import Device
 from pyg_accel.settings import Settings, settings
 
 __all__ = ["device_of_kind", "read_tuning", "tuned", "tuning_file"]

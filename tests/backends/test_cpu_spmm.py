@@ -1,6 +1,5 @@
-"""Plans of the native libraries: what they take, and how long their matrices live."""
+"""SpMM of the CPU library: layouts, arguments that do not fit, threads."""
 
-import gc
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -8,7 +7,6 @@ import torch
 from torch import Tensor
 
 from pyg_accel import Graph, ops
-from pyg_accel.backends.plans import Matrix, spmm_launch
 from pyg_accel.runtime.native import cpu_library, cpu_unavailable_reasons
 
 pytestmark = pytest.mark.skipif(
@@ -25,12 +23,6 @@ def make_graph() -> Graph:
 @pytest.fixture
 def graph() -> Graph:
     return make_graph()
-
-
-def run1(graph: Graph, reduce: str = "sum"):
-    library, csr = cpu_library(), graph.csr()
-    matrix = Matrix.of(library, csr, (csr.sorted,), (csr.sorted,))
-    return spmm_launch(library, matrix, csr, reduce, 1, weighted=False, winners=False)
 
 
 def truth(graph: Graph, x: Tensor, weight: Tensor | None = None) -> Tensor:
@@ -99,64 +91,26 @@ def test_weights_of_any_layout_are_multiplied_with(graph, weights, turned):
 
 
 def test_what_does_not_fit_is_told(graph):
-    library, launch = cpu_library(), run1(graph)
-    (plan,) = launch.before
+    matrix = (graph.rowptr, graph.col, None, M, True, 1 << 8)  # a sum with one head
     for wrong in (torch.randn(M + 1, 3), torch.randn(()), torch.ones(M, 3).int()):
         with pytest.raises(RuntimeError, match="expected"):
-            library.run1(plan, wrong)
-    with pytest.raises(RuntimeError, match="expected"):
-        library.run2(plan, torch.randn(M, 4), torch.randn(E + 1))
-    with pytest.raises(RuntimeError, match="expected"):
-        library.run2(plan, torch.randn(M, 4), torch.randn(E).double())
-    with pytest.raises(RuntimeError, match="no matrix"):
-        library.run1(plan + (1 << 40), torch.randn(M, 3))
-
-
-def test_matrices_leave_the_table_with_their_graph(dispatched):
-    graph = make_graph()
-    x = torch.randn(M, 4, requires_grad=True)
-    for reduce in ("sum", "mean", "max"):
-        ops.spmm(graph, x, torch.rand(E), reduce=reduce, edge_order=True).sum().backward()
-    launches = [run1(graph), run1(graph)]
-    plans = [launch.before[0] for launch in launches]
-    assert plans[0] == plans[1]
-    cpu_library().run1(plans[0], x)
-    gc.disable()
-    try:
-        with dispatched() as seen:
-            del graph, launches
-        assert not seen.names
-        run1(make_graph())  # which makes room
-        with pytest.raises(RuntimeError, match="no matrix"):
-            cpu_library().run1(plans[0], x)
-    finally:
-        gc.enable()
+            cpu_library().spmm(*matrix, wrong)
+    for weight in (torch.randn(E + 1), torch.randn(E).double()):
+        with pytest.raises(RuntimeError, match="expected"):
+            cpu_library().spmm(*matrix, torch.randn(M, 4), weight)
 
 
 def test_arrays_that_change_in_place_are_read_anew(graph):
     x = torch.randn(M, 4)
     ops.spmm(graph, x)
     graph.col.copy_(graph.col.flip(0))
-    for reduce in ("sum", "mean", "sum"):  # the second plan looks at the arrays again
-        found = ops.spmm(graph, x, reduce=reduce)
-        run1(make_graph())
-        if reduce == "sum":
-            torch.testing.assert_close(found.double(), truth(graph, x), rtol=1e-5, atol=1e-5)
-    other = Graph.trusted(graph.rowptr, graph.col, None, M, sorted=False)
-    assert run1(other).before != run1(Graph.from_csr(graph.rowptr, graph.col.clone())).before
+    for _ in range(2):
+        torch.testing.assert_close(
+            ops.spmm(graph, x).double(), truth(graph, x), rtol=1e-5, atol=1e-5
+        )
 
 
-def test_arrays_that_lose_their_memory_are_not_read_after_it_is_freed():
-    edges = torch.stack([torch.randint(size, (2**20,)) for size in (M, N)])  # its memory is mapped
-    graph = Graph.from_edge_index(edges, (M, N))
-    x = torch.randn(M, 4)
-    right = ops.spmm(graph, x)
-    graph.col.data = graph.col[:1].clone()
-    graph.rowptr.data = graph.rowptr.clone()
-    torch.testing.assert_close(ops.spmm(graph, x), right)
-
-
-def test_threads_make_and_run_plans_at_the_same_time():
+def test_threads_plan_and_run_at_the_same_time():
     def work(seed: int) -> bool:
         generator = torch.Generator().manual_seed(seed)
         x = torch.randn(M, 4, generator=generator)
