@@ -11,9 +11,9 @@ import torch_geometric.nn as pyg
 import pyg_accel
 from benchmarks.layers.modes import traces
 from pyg_accel.errors import VerificationError
-from pyg_accel.runtime.machine import as_captured
 from pyg_accel.patching import hetero as relations_of_types
 from pyg_accel.patching import relations
+from pyg_accel.runtime.machine import as_captured
 from pyg_accel.settings import settings
 
 RELATIONS, NODES, EDGES, WIDTH = 100, 60, 2000, 8
