@@ -338,8 +338,7 @@ def copies(monkeypatch) -> list[tuple[int, ...]]:
 
 @pytest.mark.each
 @pytest.mark.parametrize(  # in half precision several are the largest, and each may win
-    ("reduce", "dtype"),
-    [("sum", torch.float32), ("max", torch.float32), ("sum", torch.bfloat16)],
+    ("reduce", "dtype"), [("sum", torch.float32), ("max", torch.float32), ("sum", torch.bfloat16)]
 )
 @pytest.mark.parametrize(("heads", "width"), [(1, 41), (2, 19), (1, 18)])
 @pytest.mark.parametrize("text", ["u0", "mul(u0,e1)", "relu(add(u0,v1))", "div(v0,u1)"])
@@ -501,10 +500,7 @@ class TestSequence:
 
         kernel, made = Kernel(None, 4), Sequence(1, torch.device("cuda", 3))
         kernel.compiled = compiled
-        out, between = (
-            made.result((2, 3), torch.bfloat16),
-            made.scratch((7,), torch.int64),
-        )
+        out, between = (made.result((2, 3), torch.bfloat16), made.scratch((7,), torch.int64))
         self.array = torch.zeros(4)
         made.launch(kernel, (8, 2), (self.array, None, made.operands[0], out, between, *numbers))
         return made

@@ -21,12 +21,7 @@ FORMULAS = {
     "dot": ("sum(mul(u0,v1))", "uv"),
     "weighted-by-a-dot": ("mul(sum(mul(u0,v1)),u2)", "uvu"),
 }
-TOLERANCE = {
-    torch.float64: 1e-11,
-    torch.float32: 2e-5,
-    torch.bfloat16: 2e-2,
-    torch.float16: 4e-3,
-}
+TOLERANCE = {torch.float64: 1e-11, torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 
 
 def make_graph(kind: str, index_dtype: torch.dtype = torch.int32) -> Graph:

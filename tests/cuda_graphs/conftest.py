@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_flatten
 from pyg_accel.cuda_graphs.capture import Captured, Grads, Memory, gradients
 from pyg_accel.cuda_graphs.engine import Engine
 from pyg_accel.runtime import machine
+from tests.cuda_graphs.models import SIZES, batch_of
 
 _WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim",
           "unique_consecutive", "equal", "is_nonzero")  # fmt: skip
@@ -139,3 +140,31 @@ def replays(report_of: Callable[[], list[Any]]) -> Callable[[], int]:
 @pytest.fixture
 def reasons(report_of: Callable[[], list[Any]]) -> Callable[[], set[str]]:
     return lambda: {r.reason for r in report_of() if r.backend == "eager"} - {"warming up"}
+
+
+@pytest.fixture
+def replayed(replays: Callable[[], int], reasons: Callable[[], set[str]]) -> Callable[[int], None]:
+    """Assert that so many calls were replays, and that only those that warm up were eager."""
+
+    def check(calls: int) -> None:
+        assert not reasons()
+        assert replays() == calls
+
+    return check
+
+
+@pytest.fixture
+def stayed_eager(replays: Callable[[], int], reasons: Callable[[], set[str]]) -> Callable[[], str]:
+    """Assert that no call was a replay, for one reason, and return that."""
+
+    def check() -> str:
+        (reason,) = reasons()
+        assert replays() == 0
+        return reason
+
+    return check
+
+
+@pytest.fixture
+def batches() -> list[dict[str, Any]]:
+    return [batch_of(graphs, seed) for seed, graphs in enumerate(SIZES)]

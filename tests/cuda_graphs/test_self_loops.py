@@ -24,9 +24,9 @@ from pyg_accel.layers import MaxKGCNConv
 from pyg_accel.patching import overrides
 from pyg_accel.patching.dynamo_guards import Look
 from pyg_accel.runtime.machine import as_captured
+from tests.cuda_graphs.models import Inputs, module, outcome, same, some
 
 WIDTH = 8
-Inputs = dict[str, Tensor]
 
 
 class Waits(RuntimeError):
@@ -97,31 +97,7 @@ class Network(torch.nn.Module):
         return self.second(x.sigmoid(), edge_index, *given)
 
 
-def run(model: torch.nn.Module, batches: list[Inputs], **options: Any) -> list[list[list[Tensor]]]:
-    """Results and gradients of parameters and arguments, of eager calls and of padded ones."""
-    both = []
-    for call in (copy.deepcopy(model), pyg_accel.graphed(model, **options)):
-        found = []
-        for inputs in batches:
-            call.zero_grad()
-            given = {n: t.clone().requires_grad_(t.is_floating_point()) for n, t in inputs.items()}
-            out = call(**given)
-            numbers = torch.Generator().manual_seed(3)
-            out.backward(torch.randn(out.shape, generator=numbers, dtype=out.dtype))
-            of = [*given.values(), *call.parameters()]
-            found.append([out.detach(), *(t.grad.clone() for t in of if t.grad is not None)])
-        both.append(found)
-    return both
-
-
-def same(both: list[list[list[Tensor]]]) -> None:
-    for expected, found in zip(*both, strict=True):
-        for one, other in zip(expected, found, strict=True):
-            torch.testing.assert_close(other, one, rtol=1e-8, atol=1e-9)
-
-
-def fields(*names: str) -> Callable[[Inputs], Inputs]:
-    return lambda inputs: {n: inputs[n] for n in ("x", "edge_index", *names)}
+GRAPH = ("x", "edge_index")
 
 
 def attention(kind: type[torch.nn.Module], **options: Any) -> Callable[[], torch.nn.Module]:
@@ -169,44 +145,43 @@ CASES = [
 
 @pytest.mark.one_of(3)
 @pytest.mark.parametrize("name, patched", CASES)
-def test_layers_that_take_self_loops_out(name, patched, batches, replays, reasons, request):
+def test_layers_that_take_self_loops_out(name, patched, batches, replayed, request):
     make, edges = LAYERS[name]
     model = Network(make, edges).double()
     if patched:
         request.getfixturevalue("always")
         pyg_accel.patch(model)
-    chosen = [fields(*[edges][: bool(edges)])(inputs) for inputs in batches]
-    same(run(model, chosen))
-    assert not reasons() and replays() == len(batches) - 3
+    same(model, some(batches, *GRAPH, *[edges][: bool(edges)]))
+    replayed(len(batches) - 3)
 
 
 @pytest.mark.parametrize("name", ["GCN", "GAT"])
-def test_new_graphs_of_one_size_are_padded_after_all(name, replays, reasons):
-    batches = [fields()(graph(40, 150, 3 * seed, seed)) for seed in range(10)]
-    same(run(Network(LAYERS[name][0]).double(), batches))
+def test_new_graphs_of_one_size_are_padded_after_all(name, replayed):
+    batches = some([graph(40, 150, 3 * seed, seed) for seed in range(10)], *GRAPH)
+    same(Network(LAYERS[name][0]).double(), batches)
     # Three calls to warm up, a fourth that cannot be recorded as it is.
-    assert not reasons() and replays() == len(batches) - 4
+    replayed(len(batches) - 4)
 
 
 @pytest.mark.each
 @pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize("name", ["GCN with weights", "GAT, mean of features", "Cheb"])
-def test_inference(name, context, batches, replays, reasons):
+def test_inference(name, context, batches, replayed):
     make, edges = LAYERS[name]
     model = Network(make, edges).double().eval()
     fast = pyg_accel.graphed(model)
     with context():
         for inputs in batches:
             torch.testing.assert_close(fast(**inputs), model(**inputs))
-    assert not reasons() and replays() == len(batches) - 3
+    replayed(len(batches) - 3)
 
 
-def test_dropout_of_attention(batches, replays, reasons):
+def test_dropout_of_attention(batches, replayed):
     model = Network(attention(pyg.GATConv, dropout=0.5)).double()
-    fast, inputs = pyg_accel.graphed(model), fields()(batches[-1])
-    for batch in batches:
-        fast(**fields()(batch)).sum().backward()
-    assert not reasons() and replays() == len(batches) - 3
+    fast, batches = pyg_accel.graphed(model), some(batches, *GRAPH)
+    for inputs in batches:
+        fast(**inputs).sum().backward()
+    replayed(len(batches) - 3)
     with torch.no_grad():
         drawn = torch.stack([fast(**inputs) for _ in range(400)])
         assert (drawn[0] != drawn[1]).any()
@@ -216,7 +191,7 @@ def test_dropout_of_attention(batches, replays, reasons):
 
 
 def exact(nodes: int, edges: int, loops: int, seed: int) -> Inputs:
-    return fields("edge_weight")(graph(nodes, edges, loops, seed))
+    return some([graph(nodes, edges, loops, seed)], *GRAPH, "edge_weight")[0]
 
 
 @pytest.mark.parametrize("name", ["GCN with weights", "GAT, a number", "Cheb with weights"])
@@ -230,97 +205,93 @@ def test_a_bucket_that_is_full_and_edges_that_are_all_self_loops(name, replays, 
     assert fast.captures == ["replayed: up to 48 nodes, 152 edge_index"]
     odd = [exact(47, 152, 0, 6), exact(47, 152, 20, 7), exact(47, 152, 152, 8),
            exact(40, 150, 150, 9), exact(47, 3, 3, 10)]  # fmt: skip
-    same(run(model, [*calls, *odd], dynamic=True))
+    same(model, [*calls, *odd], dynamic=True)
     assert not reasons()
 
 
-def test_weights_below_zero(batches, replays, reasons):
+def test_weights_below_zero(batches, replayed):
     """Padding is made of the first edge: its degrees would have no root."""
     for inputs in batches:
         inputs["edge_weight"] = inputs["edge_weight"] * 0.1
         inputs["edge_weight"][0] = -0.9
     model = Network(*LAYERS["GCN with weights"]).double()
-    both = run(model, [fields("edge_weight")(inputs) for inputs in batches])
-    assert all(t.isfinite().all() for call in both[0] for t in call)
-    same(both)
-    assert not reasons() and replays() == len(batches) - 3
+    calls = some(batches, *GRAPH, "edge_weight")
+    same(model, calls)
+    assert all(t.isfinite().all() for call in calls for t in outcome(model, call))
+    replayed(len(batches) - 3)
 
 
-def test_products_over_edges(replays, reasons):
+def test_products_over_edges(replayed):
     """Of fifty edges of padding they would be infinite, and gradients not a number."""
     model = Network(attention(pyg.GATConv, edge_dim=1, fill_value="mul"), "edge_weight").double()
     calls = [exact(40, 140, 0, seed) for seed in range(6)] + [exact(47, 105, 9, 6)]
     for inputs in calls:
         inputs["edge_weight"] = inputs["edge_weight"] * 1e7
-    both = run(model, calls, dynamic=True)
-    assert all(t.isfinite().all() for call in both[0] for t in call)
-    same(both)
-    assert not reasons() and replays() == len(calls) - 3
+    same(model, calls, dynamic=True)
+    assert all(t.isfinite().all() for call in calls for t in outcome(model, call))
+    replayed(len(calls) - 3)
 
 
-class Own(torch.nn.Module):
+def own(edges: Callable[..., Any]) -> torch.nn.Module:
     """A layer that a user wrote."""
 
-    def __init__(self, edges: Callable[..., Any]) -> None:
-        super().__init__()
-        self.linear, self.message = Linear(WIDTH, WIDTH), edges
-        self.norm = torch.nn.BatchNorm1d(3)
-
-    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
-        edge_index, edge_attr = self.message(self, edge_index, edge_attr, x.size(0))
+    def forward(self: Any, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
+        edge_index, edge_attr = edges(self, edge_index, edge_attr, x.size(0))
         x = self.linear(x)
         weight = edge_attr if edge_attr.dim() == 1 else edge_attr.sum(-1)
         return x + scatter(x[edge_index[0]] * weight.view(-1, 1), edge_index[1], 0, x.size(0))
 
+    return module(forward, linear=Linear(WIDTH, WIDTH), norm=torch.nn.BatchNorm1d(3)).double()
 
-def _divided(self: Own, edge_index: Tensor, edge_attr: Tensor, nodes: int) -> Any:
+
+def _divided(self, edge_index, edge_attr, nodes):
     edge_index, edge_attr = remove_self_loops(edge_index, edge_attr)
     return edge_index, 1 / edge_attr
 
 
-def _ends(self: Own, edge_index: Tensor, edge_attr: Tensor, nodes: int) -> Any:
+def _ends(self, edge_index, edge_attr, nodes):
     row, col = edge_index
     row, col = torch.stack([col, row])
     mask = row != col
     return torch.stack([row[mask], col[mask]]), edge_attr[mask]
 
 
-def _only_loops(self: Own, edge_index: Tensor, edge_attr: Tensor, nodes: int) -> Any:
+def _only_loops(self, edge_index, edge_attr, nodes):
     *_, edge_index, edge_attr = segregate_self_loops(edge_index, edge_attr)
     return edge_index, edge_attr
 
 
-def _of_nodes(self: Own, edge_index: Tensor, edge_attr: Tensor, nodes: int) -> Any:
+def _of_nodes(self, edge_index, edge_attr, nodes):
     loops = get_self_loop_attr(edge_index, edge_attr, nodes)
     return edge_index, edge_attr * loops[edge_index[1]]
 
 
-def _twice(self: Own, edge_index: Tensor, edge_attr: Tensor, nodes: int) -> Any:
+def _twice(self, edge_index, edge_attr, nodes):
     for _ in range(2):
         edge_index, edge_attr = add_self_loops(edge_index, edge_attr, "mean", nodes)
         edge_index, edge_attr = remove_self_loops(edge_index.flip(0), edge_attr)
     return add_self_loops(edge_index, edge_attr, 2.0, nodes)
 
 
-def _doubled(self: Own, edge_index: Tensor, edge_attr: Tensor, nodes: int) -> Any:
+def _doubled(self, edge_index, edge_attr, nodes):
     edge_attr = edge_attr * 1
     edge_attr[edge_index[0] == edge_index[1]] *= 2
     edge_attr[edge_index[0] != edge_index[1]] = 0.5
     return edge_index, edge_attr
 
 
-def _normalised(self: Own, edge_index: Tensor, edge_attr: Tensor, nodes: int) -> Any:
+def _normalised(self, edge_index, edge_attr, nodes):
     edge_index, edge_attr = remove_self_loops(edge_index, edge_attr)
     edge_attr = self.norm(edge_attr) + edge_attr.mean(0) / edge_attr.std(0)
     return edge_index, edge_attr - edge_attr.max(dim=0).values
 
 
-def _apart(self: Own, edge_index: Tensor, edge_attr: Tensor, nodes: int) -> Any:
+def _apart(self, edge_index, edge_attr, nodes):
     edge_index, edge_attr, _, loops = segregate_self_loops(edge_index, edge_attr)
     return edge_index, edge_attr + loops.sum(0)
 
 
-def _backwards(self: Own, edge_index: Tensor, edge_attr: Tensor, nodes: int) -> Any:
+def _backwards(self, edge_index, edge_attr, nodes):
     turned = edge_index.flip(1)
     edge_index, attr = remove_self_loops(edge_index, edge_attr)
     attr = attr / attr.mean(0)
@@ -328,7 +299,7 @@ def _backwards(self: Own, edge_index: Tensor, edge_attr: Tensor, nodes: int) -> 
     return torch.cat([edge_index, turned], 1), torch.cat([attr, other / other.mean(0)])
 
 
-def _by_name(self: Own, edge_index: Tensor, edge_attr: Tensor, nodes: int) -> Any:
+def _by_name(self, edge_index, edge_attr, nodes):
     """What is not recognised is not padded either, and nothing raises."""
     kept = torch.ne(input=edge_index[0], other=edge_index[1])
     none = torch.logical_not(input=torch.clone(input=kept))
@@ -336,7 +307,7 @@ def _by_name(self: Own, edge_index: Tensor, edge_attr: Tensor, nodes: int) -> An
     return torch.flip(input=edge_index, dims=(0,)), edge_attr * weight.unsqueeze(1)
 
 
-def _types(self: Own, edge_index: Tensor, edge_attr: Tensor, nodes: int) -> Any:
+def _types(self, edge_index, edge_attr, nodes):
     types = (edge_attr[:, 0] * 2).long().clamp(max=2)  # rows of a table, which has no more
     edge_index, types = remove_self_loops(edge_index, types)
     return edge_index, self.linear.weight[:3][types]
@@ -348,55 +319,49 @@ OWN = [_divided, _ends, _only_loops, _of_nodes, _twice, _doubled, _normalised, _
 
 @pytest.mark.one_of(2)
 @pytest.mark.parametrize("edges", OWN, ids=lambda f: f.__name__.strip("_"))
-def test_user_written_layers(edges, batches, replays, reasons):
+def test_user_written_layers(edges, batches, replayed):
     if edges is _divided:
         batches.append(graph(40, 150, 150, 10))
         for inputs in batches:
             inputs["edge_attr"][inputs["edge_index"][0] == inputs["edge_index"][1]] = 0
-    chosen = [fields("edge_attr")(inputs) for inputs in batches]
-    same(run(Own(edges).double(), chosen))
-    assert not reasons() and replays() == len(batches) - 3
+    same(own(edges), some(batches, *GRAPH, "edge_attr"))
+    replayed(len(batches) - 3)
 
 
-def _counted(self: Own, edge_index: Tensor, edge_attr: Tensor, nodes: int) -> Any:
+def _counted(self, edge_index, edge_attr, nodes):
     edge_index, edge_attr = remove_self_loops(edge_index, edge_attr)
     return edge_index, edge_attr / len(edge_attr)
 
 
-def _sorted(self: Own, edge_index: Tensor, edge_attr: Tensor, nodes: int) -> Any:
+def _sorted(self, edge_index, edge_attr, nodes):
     edge_index, edge_attr = remove_self_loops(edge_index, edge_attr)
     return edge_index, edge_attr.flip(0).cumsum(0)
 
 
-def _by_type(self: Own, edge_index: Tensor, edge_attr: Tensor, nodes: int) -> Any:
+def _by_type(self, edge_index, edge_attr, nodes):
     mask = edge_attr[:, 0] > 0.5
     return edge_index[:, mask], edge_attr[mask]
 
 
 @pytest.mark.parametrize("edges", [_counted, _sorted, _by_type])
-def test_models_that_see_removed_edges_stay_eager(edges, batches, replays, reasons):
-    same(run(Own(edges).double(), [fields("edge_attr")(inputs) for inputs in batches]))
-    assert replays() == 0 and len(reasons()) == 1
+def test_models_that_see_removed_edges_stay_eager(edges, batches, stayed_eager):
+    same(own(edges), some(batches, *GRAPH, "edge_attr"))
+    stayed_eager()
 
 
-def test_layers_that_cannot_be_padded_stay_eager(batches, replays, reasons):
-    chosen = [fields()(inputs) for inputs in batches]
-    same(run(Network(lambda: pyg.ClusterGCNConv(WIDTH, WIDTH)).double(), chosen))
-    assert replays() == 0 and len(reasons()) == 1
+def test_layers_that_cannot_be_padded_stay_eager(batches, stayed_eager):
+    same(Network(lambda: pyg.ClusterGCNConv(WIDTH, WIDTH)).double(), some(batches, *GRAPH))
+    stayed_eager()
 
 
 def test_a_graph_that_is_no_argument_is_not_padded(batches, replays, reasons):
-    class Fixed(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv, self.other = pyg.GCNConv(WIDTH, WIDTH), pyg.GCNConv(WIDTH, WIDTH)
-            self.register_buffer("edges", torch.tensor([[0, 1, 2, 2], [1, 2, 2, 0]]))
-            self.register_buffer("table", torch.randn(3, WIDTH))
-
-        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-            return self.conv(x, edge_index) + self.other(self.table, self.edges).sum(0)
-
-    same(run(Fixed().double(), [fields()(inputs) for inputs in batches]))
+    fixed = module(
+        lambda self, x, edge_index: (
+            self.conv(x, edge_index) + self.other(self.table, self.edges).sum(0)),
+        conv=pyg.GCNConv(WIDTH, WIDTH), other=pyg.GCNConv(WIDTH, WIDTH),
+        edges=torch.tensor([[0, 1, 2, 2], [1, 2, 2, 0]]), table=torch.randn(3, WIDTH),
+    ).double()  # fmt: skip
+    same(fixed, some(batches, *GRAPH))
     assert replays() == 0 and all("it waits for the device" in reason for reason in reasons())
 
 
@@ -404,22 +369,14 @@ def test_a_graph_that_is_no_argument_is_not_padded(batches, replays, reasons):
 def test_sampled_batches_whose_targets_are_some_of_the_nodes_stay_eager(
     name, batches, replays, reasons
 ):
-    class Trimmed(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first = LAYERS[name][0]()
-            self.second = pyg.GATConv((WIDTH, WIDTH), WIDTH)
+    def forward(self: Any, x: Tensor, edge_index: Tensor, batch_size: int) -> Tensor:
+        x = self.first(x, edge_index)
+        targets = edge_index[:, : 2 * batch_size] % batch_size
+        return self.second((x, x[:batch_size]), targets)
 
-        def forward(self, x: Tensor, edge_index: Tensor, batch_size: int) -> Tensor:
-            x = self.first(x, edge_index)
-            targets = edge_index[:, : 2 * batch_size] % batch_size
-            return self.second((x, x[:batch_size]), targets)
-
-    chosen = [fields()(inputs) | {"batch_size": 20 + i} for i, inputs in enumerate(batches)]
-    model = Trimmed().double()
-    fast = pyg_accel.graphed(copy.deepcopy(model))
-    for inputs in chosen:
-        torch.testing.assert_close(fast(**inputs), model(**inputs))
+    trimmed = module(forward, first=LAYERS[name][0](), second=pyg.GATConv((WIDTH, WIDTH), WIDTH))
+    same(trimmed.double(), [batch | {"batch_size": 20 + i}
+                            for i, batch in enumerate(some(batches, *GRAPH))])  # fmt: skip
     assert replays() == 0 and reasons()
 
 
@@ -442,9 +399,8 @@ def test_a_step_of_training(name, batches, replays, reasons):
     model = Network(make, edges).double()
     eager = copy.deepcopy(model)
     one, two = stepper(eager), pyg_accel.graphed_step(stepper(model), modules=[model])
-    for inputs in batches + batches:
-        y = torch.arange(len(inputs["x"])) % WIDTH
-        given = fields("edge_attr")(inputs)
+    for given in some(batches + batches, *GRAPH, "edge_attr"):
+        y = torch.arange(len(given["x"])) % WIDTH
         torch.testing.assert_close(two(**given, y=y), one(**given, y=y).detach())
     assert not reasons() and replays() >= 10
     for param, other in zip(model.parameters(), eager.parameters(), strict=True):

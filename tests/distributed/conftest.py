@@ -108,8 +108,7 @@ def pools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[int, s
 
 
 NCCL = pytest.param(
-    "nccl",
-    marks=[pytest.mark.gpu, pytest.mark.skipif(GPUS < 2, reason="needs two CUDA devices")],
+    "nccl", marks=[pytest.mark.gpu, pytest.mark.skipif(GPUS < 2, reason="needs two CUDA devices")]
 )
 
 

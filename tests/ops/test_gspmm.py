@@ -285,10 +285,7 @@ BAD = {
     "no-reduction": (lambda g, x: ops.gspmm(g, "u0", [x], reduce=[]), "expected reductions of sum"),
     "missing-operand": (lambda g, x: ops.gspmm(g, "mul(u0,e1)", [x]), "to use operands 0 to 0"),
     "unused-operand": (lambda g, x: ops.gspmm(g, "u0", [x, x]), "to use operands 0 to 1"),
-    "rows": (
-        lambda g, x: ops.gspmm(g, "u0", [x[:3]]),
-        r"operand u0 to have 4 rows \(got",
-    ),
+    "rows": (lambda g, x: ops.gspmm(g, "u0", [x[:3]]), r"operand u0 to have 4 rows \(got"),
     "rows-of-targets": (lambda g, x: ops.gspmm(g, "v0", [x]), "operand v0 to have 5 rows"),
     "rows-of-edges": (lambda g, x: ops.gspmm(g, "e0", [x]), "operand e0 to have 8 rows"),
     "no-dimension": (lambda g, x: ops.gspmm(g, "u0", [x.sum()]), "operand u0 to have 4 rows"),

@@ -62,7 +62,7 @@ CALLS = {
         "heads": lambda: (*arrays(False)[:3], 4, operand(8, 3)),
     },
     "edge_softmax_backward": {
-        "heads": lambda: (*arrays(True)[:3], 4, operand(8, 3), operand(8, 3)),
+        "heads": lambda: (*arrays(True)[:3], 4, operand(8, 3), operand(8, 3))
     },
     "maxk": {"some": lambda: (operand(3, 9), 4), "wide": lambda: (operand(2, 300), 7)},
     "cbsr_spmm": {
@@ -80,11 +80,9 @@ CALLS = {
         "8-bit": sampled(torch.ones(4, 1, 3, dtype=torch.int8), torch.ones(1, 3), None),
     },
     "segment_matmul": {
-        "some": lambda: (operand(5, 3), torch.tensor([0, 2, 2, 5]), operand(3, 3, 4)),
+        "some": lambda: (operand(5, 3), torch.tensor([0, 2, 2, 5]), operand(3, 3, 4))
     },
-    "segment_outer": {
-        "some": lambda: (operand(5, 3), torch.tensor([0, 2, 2, 5]), operand(5, 4)),
-    },
+    "segment_outer": {"some": lambda: (operand(5, 3), torch.tensor([0, 2, 2, 5]), operand(5, 4))},
     "attention": {
         "dots": lambda: (
             *arrays(True),
@@ -92,12 +90,7 @@ CALLS = {
             "sum(mul(u0,v1))",
             "u0",
         ),
-        "edges": lambda: (
-            *arrays(False),
-            [operand(8, 2, 1), operand(4, 1, 3)],
-            "e0",
-            "u1",
-        ),
+        "edges": lambda: (*arrays(False), [operand(8, 2, 1), operand(4, 1, 3)], "e0", "u1"),
     },
     "attention_gradients": {
         "dots": lambda: (
@@ -123,16 +116,10 @@ CALLS = {
             [torch.randn(4, 2, 3), torch.randn(8, 2, 1)],
             ["mul(u0,e1)", "sum(mul(u0,e1))"],
             ["sum", "none"],
-        ),
+        )
     },
-    "coo_to_csr": {
-        "edges": lambda: (EDGES, 5, 4, 1),
-        "turned": lambda: (EDGES, 4, 5, 0),
-    },
-    "coo_to_csc": {
-        "edges": lambda: (EDGES, 5, 4, 1),
-        "turned": lambda: (EDGES, 4, 5, 0),
-    },
+    "coo_to_csr": {"edges": lambda: (EDGES, 5, 4, 1), "turned": lambda: (EDGES, 4, 5, 0)},
+    "coo_to_csc": {"edges": lambda: (EDGES, 5, 4, 1), "turned": lambda: (EDGES, 4, 5, 0)},
 }
 
 

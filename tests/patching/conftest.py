@@ -1,8 +1,13 @@
-"""A small graph and its features, for tests that ask for no graph of their own."""
+"""A small graph and its features, and what ran of a call, compared with stock PyG."""
+
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+
+import pyg_accel
 
 N = 20
 
@@ -15,3 +20,42 @@ def x() -> Tensor:
 @pytest.fixture
 def edge_index() -> Tensor:
     return torch.randint(0, N, (2, 90))
+
+
+@pytest.fixture
+def ran(report_of: Callable[[], list[Any]]) -> Callable[[], dict[str, set[str]]]:
+    """What ran, by layer, since it was asked last: formulas, or reasons in brackets."""
+
+    def rows() -> dict[str, set[str]]:
+        found: dict[str, set[str]] = {}
+        for row in report_of():
+            found.setdefault(row.layer, set()).add(row.formula or f"[{row.reason}]")
+        pyg_accel.reset_report()
+        return found
+
+    return rows
+
+
+@pytest.fixture
+def as_stock(ran: Callable[[], dict[str, set[str]]]) -> Callable[..., dict[str, set[str]]]:
+    """Assert that a function returns the same under ``patch()``; tell what ran."""
+
+    def check(run: Callable[..., Any], *args: Any, times: int = 1, **close: Any) -> Any:
+        expected = run(*args)
+        with pyg_accel.patched():
+            for _ in range(times):
+                torch.testing.assert_close(run(*args), expected, **close)
+        return ran()
+
+    return check
+
+
+@pytest.fixture
+def built(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A one for each graph that is sorted."""
+    graphs: list[int] = []
+    right = pyg_accel.Graph._from_coo
+    monkeypatch.setattr(
+        pyg_accel.Graph, "_from_coo", lambda *args: (graphs.append(1), right(*args))[1]
+    )
+    return graphs

@@ -6,17 +6,9 @@ from typing import Optional
 
 import pytest
 import torch
+import torch_geometric.nn as pyg
 from torch import Tensor
 from torch.nn import functional as fn
-from torch_geometric.nn import (
-    FAConv,
-    GATConv,
-    GATv2Conv,
-    MessagePassing,
-    RGATConv,
-    SuperGATConv,
-    TransformerConv,
-)
 from torch_geometric.utils import softmax
 
 import pyg_accel
@@ -29,9 +21,9 @@ X = torch.randn(N, F, dtype=torch.float64)
 EDGES = torch.randint(N, (2, E))
 ATTRIBUTES = torch.randn(E, 3, dtype=torch.float64)
 LAYERS = {
-    "gat": lambda **k: GATConv(F, 4, heads=3, **k),
-    "gatv2": lambda **k: GATv2Conv(F, 4, heads=3, **k),
-    "transformer": lambda **k: TransformerConv(F, 4, heads=3, **k),
+    "gat": lambda **k: pyg.GATConv(F, 4, heads=3, **k),
+    "gatv2": lambda **k: pyg.GATv2Conv(F, 4, heads=3, **k),
+    "transformer": lambda **k: pyg.TransformerConv(F, 4, heads=3, **k),
 }
 
 
@@ -67,7 +59,7 @@ def test_dropout_draws_the_numbers_of_stock(make, p, same_as_stock):
 
 def test_dropout_keeps_the_share_it_should():
     """Of equal weights, so that the sum of values of 1 counts what is left."""
-    layer = GATConv(1, 1, heads=4, dropout=0.4, add_self_loops=False, bias=False)
+    layer = pyg.GATConv(1, 1, heads=4, dropout=0.4, add_self_loops=False, bias=False)
     nodes = 500
     edges = torch.stack([torch.arange(nodes).repeat_interleave(40), torch.arange(40).repeat(nodes)])
     with pyg_accel.patched(), torch.no_grad():
@@ -91,13 +83,13 @@ def test_verification_follows_dropout(make):
         make(dropout=0.5).train()(X, EDGES)
 
 
-def weights_of(layer: MessagePassing, given: Tensor) -> Tensor:
+def weights_of(layer: pyg.MessagePassing, given: Tensor) -> Tensor:
     with pyg_accel.patched():
         return layer(given, EDGES, return_attention_weights=True)[1][1]
 
 
 def test_returned_weights_are_tensors_to_everyone():
-    layer = GATConv(F, 4, heads=3).double()
+    layer = pyg.GATConv(F, 4, heads=3).double()
     right = layer(X, EDGES, return_attention_weights=True)[1][1].detach()
     alpha = weights_of(layer, X)
     assert type(alpha) is Tensor
@@ -127,7 +119,7 @@ def test_returned_weights_are_tensors_to_everyone():
 
 
 def test_a_loss_on_the_weights_reaches_the_parameters():
-    layer = GATv2Conv(F, 4, heads=3).double()
+    layer = pyg.GATv2Conv(F, 4, heads=3).double()
 
     def gradients() -> list[Tensor]:
         out, (_, alpha) = layer(X, EDGES, return_attention_weights=True)
@@ -140,7 +132,7 @@ def test_a_loss_on_the_weights_reaches_the_parameters():
 
 
 def test_weights_survive_a_step_of_the_optimiser():
-    layer = GATv2Conv(F, 4, heads=3, share_weights=True).double()
+    layer = pyg.GATv2Conv(F, 4, heads=3, share_weights=True).double()
     right = layer(X, EDGES, return_attention_weights=True)[1][1].detach()
     alpha = weights_of(layer, X)
     torch.optim.SGD(layer.parameters(), lr=1.0).zero_grad()
@@ -150,7 +142,7 @@ def test_weights_survive_a_step_of_the_optimiser():
     torch.testing.assert_close(alpha.detach(), right)
 
 
-class Bare(MessagePassing):
+class Bare(pyg.MessagePassing):
     def forward(self, score: Tensor, edge_index: Tensor) -> Tensor:
         return self.edge_updater(edge_index, score=score, size=(N, N))
 
@@ -168,7 +160,7 @@ def test_weights_of_features_that_were_changed_in_place_are_those_of_before():
         torch.testing.assert_close(alpha, right)
 
 
-class Stores(MessagePassing):
+class Stores(pyg.MessagePassing):
     """A user's attention layer that leaves its weights in an attribute."""
 
     def __init__(self) -> None:
@@ -212,7 +204,7 @@ class Clears(Stores):
         return out, alpha
 
 
-class AsksItself(GATConv):
+class AsksItself(pyg.GATConv):
     """A layer whose base is asked whatever the caller says."""
 
     def forward(
@@ -226,9 +218,10 @@ class AsksItself(GATConv):
 
 
 LEAVE = {name: (make, {"return_attention_weights": True}) for name, make in LAYERS.items()} | {
-    "dropout": (lambda: GATv2Conv(F, 4, heads=2, dropout=0.5), {"return_attention_weights": True}),
-    "fa": (lambda: Both(FAConv(F)), {"return_attention_weights": True}),
-    "rgat": (lambda: Typed(RGATConv(F, 4, 3, heads=2)), {"return_attention_weights": True}),
+    "dropout": (
+        lambda: pyg.GATv2Conv(F, 4, heads=2, dropout=0.5), {"return_attention_weights": True}),
+    "fa": (lambda: Both(pyg.FAConv(F)), {"return_attention_weights": True}),
+    "rgat": (lambda: Typed(pyg.RGATConv(F, 4, 3, heads=2)), {"return_attention_weights": True}),
     "stores": (Stores, {}),
     "stores gates": (StoresGates, {}),
     "lists": (Lists, {}),
@@ -240,7 +233,7 @@ LEAVE = {name: (make, {"return_attention_weights": True}) for name, make in LAYE
 class Both(torch.nn.Module):
     """A layer of two kinds of features, given one."""
 
-    def __init__(self, layer: MessagePassing) -> None:
+    def __init__(self, layer: pyg.MessagePassing) -> None:
         super().__init__()
         self.layer = layer
 
@@ -294,7 +287,7 @@ def test_weights_that_leave_in_one_call_are_fused_in_the_next(case, report_of):
             assert any("mul(softmax_j(" in row.formula for row in report_of())
 
 
-class Own(MessagePassing):
+class Own(pyg.MessagePassing):
     """A user's attention: a gate on the values, weights that are scaled, an edge's own factor."""
 
     def __init__(self) -> None:
@@ -306,12 +299,7 @@ class Own(MessagePassing):
         return self.propagate(edge_index, q=q, k=k, factor=factor)
 
     def message(
-        self,
-        q_i: Tensor,
-        k_j: Tensor,
-        factor: Tensor,
-        index: Tensor,
-        dim_size: OptInt,
+        self, q_i: Tensor, k_j: Tensor, factor: Tensor, index: Tensor, dim_size: OptInt
     ) -> Tensor:
         score = fn.leaky_relu((q_i - k_j).square().sum(-1).neg() * 0.5 + factor)
         alpha = softmax(score, index, num_nodes=dim_size)
@@ -329,12 +317,7 @@ class TwoUses(Own):
     """The weights leave by another way too."""
 
     def message(
-        self,
-        q_i: Tensor,
-        k_j: Tensor,
-        factor: Tensor,
-        index: Tensor,
-        dim_size: OptInt,
+        self, q_i: Tensor, k_j: Tensor, factor: Tensor, index: Tensor, dim_size: OptInt
     ) -> Tensor:
         alpha = softmax((q_i * k_j).sum(-1), index, num_nodes=dim_size)
         self.entropy = -(alpha * (alpha + 1e-9).log()).sum()
@@ -346,7 +329,7 @@ def test_weights_that_are_used_otherwise_are_written_out(same_as_stock):
 
 
 def test_supergat_in_training(same_as_stock):
-    layer = SuperGATConv(F, 4, heads=2, dropout=0.2, edge_sample_ratio=1.0).double().train()
+    layer = pyg.SuperGATConv(F, 4, heads=2, dropout=0.2, edge_sample_ratio=1.0).double().train()
     same_as_stock(layer, x(), EDGES)
 
 

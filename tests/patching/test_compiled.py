@@ -1,7 +1,7 @@
 """``torch.compile`` of patched models: whole graphs, few of them, and the numbers of stock."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +17,7 @@ import pyg_accel
 from pyg_accel.patching import compiled as compiled_calls
 from pyg_accel.patching import dynamo_guards as reading
 from pyg_accel.settings import settings
+from tests.user_layers import Layer, says, written
 
 pytestmark = [pytest.mark.usefixtures("always"), pytest.mark.slow]
 
@@ -50,6 +51,15 @@ MODELS: dict[str, Callable[[], torch.nn.Module]] = {
 }
 
 
+def quick(names: Iterable[str], *chosen: str) -> list[Any]:
+    """The others are left to the full tier."""
+    return [n if n in chosen else pytest.param(n, marks=pytest.mark.full) for n in names]
+
+
+def graph(width: int = F) -> tuple[Tensor, Tensor]:
+    return torch.randn(20, width), torch.randint(0, 20, (2, 60))
+
+
 def batches() -> list[tuple[Tensor, Tensor]]:
     found = []
     for nodes in (20, 30, 12, 40, 25):
@@ -63,13 +73,7 @@ def results(run: Callable[..., Tensor], model: torch.nn.Module, x: Tensor, edges
     return out, *torch.autograd.grad(out.sin().sum(), [x, *model.parameters()])
 
 
-@pytest.mark.heavy("gcn")
-@pytest.mark.heavy("sage")
-@pytest.mark.heavy("gin")
-@pytest.mark.heavy("gat")
-@pytest.mark.heavy("gatv2")
-@pytest.mark.heavy("transformer")
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", quick(MODELS, "sage-max"))
 def test_a_compiled_model_is_accelerated_whole_and_equals_stock(name, report_of):
     model = MODELS[name]()
     given = batches()
@@ -88,9 +92,7 @@ def test_a_compiled_model_is_accelerated_whole_and_equals_stock(name, report_of)
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.full) for name in ("gcn", "gat")] + ["sage"]
-)
+@pytest.mark.parametrize("name", ["gcn", "gat", "sage"])
 def test_fifty_sizes_of_batches_take_two_compilations_at_most(name):
     model, counter = MODELS[name](), CompileCounterWithBackend("aot_eager")
     with pyg_accel.patched():
@@ -121,7 +123,7 @@ def test_the_compiled_graph_holds_no_messages():
         return aot_autograd(fw_compiler=note)(graph, inputs)
 
     with pyg_accel.patched():
-        x, edges = torch.randn(20, F), torch.randint(0, 20, (2, 60))
+        x, edges = graph()
         with torch.no_grad():
             torch.compile(model, backend=backend, fullgraph=True)(x, edges)
     assert seen
@@ -129,13 +131,8 @@ def test_the_compiled_graph_holds_no_messages():
     assert not any("index_select" in name or "scatter" in name for name in seen[0])
 
 
-def test_a_compiled_model_sorts_a_graph_once(monkeypatch, stored_graphs):
-    built = []
-    right = pyg_accel.Graph._from_coo
-    monkeypatch.setattr(
-        pyg_accel.Graph, "_from_coo", lambda *args: (built.append(1), right(*args))[1]
-    )
-    model, x, edges = GraphSAGE(F, 8, 2), torch.randn(20, F), torch.randint(0, 20, (2, 60))
+def test_a_compiled_model_sorts_a_graph_once(built, stored_graphs):
+    model, (x, edges) = GraphSAGE(F, 8, 2), graph()
     with pyg_accel.patched():
         compiled = torch.compile(model, backend="aot_eager")
         for _ in range(3):
@@ -145,36 +142,55 @@ def test_a_compiled_model_sorts_a_graph_once(monkeypatch, stored_graphs):
         assert stored_graphs() == 0
 
 
-class Scaled(pyg.MessagePassing):
-    """A layer whose message depends on plain attributes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale, self.kept = 2, None
-
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        return self.propagate(edge_index, x=x)
-
-    def message(self, x_j: Tensor, x_i: Tensor) -> Tensor:
-        self.kept = x_j - x_i
-        return self.scale * self.kept if self.training else self.kept
+def scaled(self: Any, x_j: Tensor, x_i: Tensor) -> Tensor:
+    self.kept = x_j - x_i
+    return self.scale * self.kept if self.training else self.kept
 
 
-def test_what_a_message_reads_from_its_layer_is_guarded():
-    layer, x, edges = Scaled(), torch.randn(20, F), torch.randint(0, 20, (2, 60))
+def prepared(self: Any, x: Tensor, edge_index: Tensor) -> Tensor:
+    self.scale, self.factor = 7, x.exp().mean()
+    return self.propagate(edge_index, x=x)
+
+
+# Layers whose message reads their attributes, and what these are changed to.
+READ: dict[str, tuple[Callable[[], Any], list[dict[str, Any]]]] = {
+    "plain attributes": (
+        says(scaled, scale=2, kept=None),
+        [{}, {"scale": 5}, {"training": False}, {"training": True, "scale": 3}]),
+    "numbers that are no integers of the layer": (
+        says(lambda self, x_j, x_i: self.options.power * (x_j - x_i) * self.slope,
+             options=SimpleNamespace(power=2), slope=0.5),
+        [{"slope": a, "options": SimpleNamespace(power=b)}
+         for a, b in ((0.5, 2), (0.7, 2), (0.9, 3), (0.5, 5))]),
+    "what forward has put aside": (
+        written(message=lambda self, x_j, x_i: self.scale * (x_j - x_i) * self.factor,
+                forward=prepared), [{"scale": 1}, {"scale": 1}]),
+    "a tensor that is no state of the layer": (
+        says(lambda self, x_j, x_i: (x_j - x_i) * self.factor),
+        [{"factor": torch.tensor(value)} for value in (3.0, 4.0)]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dynamic", [None, *quick([True, False])])
+@pytest.mark.parametrize("name", READ)
+def test_what_a_message_reads_from_its_layer_is_guarded(name, dynamic):
+    make, changes = READ[name]
+    layer = make()
     with pyg_accel.patched():
-        compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
-        for change in ({}, {"scale": 5}, {"training": False}, {"training": True, "scale": 3}):
-            vars(layer).update(change)
-            found, kept = compiled(x, edges), layer.kept
+        compiled = torch.compile(layer, backend="aot_eager", fullgraph=True, dynamic=dynamic)
+        for change in changes:
+            for attribute, value in change.items():
+                setattr(layer, attribute, value)
+            x, edges = graph()
+            found, kept = compiled(x, edges), getattr(layer, "kept", None)
             torch.testing.assert_close(found, layer(x, edges))
-            torch.testing.assert_close(kept, layer.kept)
+            torch.testing.assert_close(kept, getattr(layer, "kept", None))
 
 
 @pytest.mark.full
 def test_each_layer_of_a_class_computes_with_its_own_state():
     first, second = pyg.SAGEConv(F, F), pyg.SAGEConv(F, F, aggr="max")
-    x, edges = torch.randn(20, F), torch.randint(0, 20, (2, 60))
+    x, edges = graph()
     expected = [layer(x, edges) for layer in (first, second)]
     with pyg_accel.patched():
         for layer, right in zip((first, second), expected, strict=True):
@@ -183,7 +199,7 @@ def test_each_layer_of_a_class_computes_with_its_own_state():
 
 
 def test_unpatch_reaches_compiled_models(report_of):
-    model, x, edges = GraphSAGE(F, 8, 2), torch.randn(20, F), torch.randint(0, 20, (2, 60))
+    model, (x, edges) = GraphSAGE(F, 8, 2), graph()
     expected, compiled = model(x, edges), torch.compile(model, backend="aot_eager")
     torch.testing.assert_close(compiled(x, edges), expected)
     assert report_of() == []
@@ -193,18 +209,39 @@ def test_unpatch_reaches_compiled_models(report_of):
     torch.testing.assert_close(compiled(x, edges), expected)
 
 
-def test_what_has_no_formula_is_compiled_as_in_stock_with_the_reason(report_of):
-    class Sine(Scaled):
-        def message(self, x_j: Tensor, x_i: Tensor) -> Tensor:
-            return (x_j - x_i).sin()
+def noted(self: Any, x_j: Tensor, x_i: Tensor) -> Tensor:
+    self.seen.append(1)
+    return x_j - x_i
 
-    layer, x, edges = Sine(), torch.randn(20, 40), torch.randint(0, 20, (2, 60))
-    expected = layer(x, edges)
+
+LEFT: dict[str, tuple[int, Callable[[], Any], str]] = {
+    "no formula": (
+        40, says(lambda self, x_j, x_i: (x_j - x_i).sin()), "'sin' on messages of [E, 40]"),
+    "an object that a message changes": (
+        F, lambda: says(noted, seen=[])(), "a message that changes objects"),
+    "statistics that a message changes": (
+        F, lambda: pyg.EdgeConv(torch.nn.Sequential(
+            torch.nn.Linear(2 * F, 4), torch.nn.BatchNorm1d(4))),
+        "a message that changes its layer"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", quick(LEFT, "no formula", "an object that a message changes"))
+def test_what_is_compiled_as_in_stock_has_a_reason(name, report_of):
+    """What a message changes is changed once a call."""
+    width, make, reason = LEFT[name]
+    layer, (x, edges) = make(), graph(width)
+    stock = copy.deepcopy(layer)
+    right = torch.compile(stock, backend="aot_eager", fullgraph=True)
+    expected = [right(x, edges).detach() for _ in range(3)]
+    torch._dynamo.reset()
     with pyg_accel.patched():
         compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
-        torch.testing.assert_close(compiled(x, edges), expected)
-    (row,) = report_of()
-    assert row.reason == "torch.compile: 'sin' on messages of [E, 40]"
+        for calls in range(3):
+            torch.testing.assert_close(compiled(x, edges).detach(), expected[calls])
+            assert len(getattr(layer, "seen", [1] * (calls + 1))) == calls + 1
+    torch.testing.assert_close(dict(layer.named_buffers()), dict(stock.named_buffers()))
+    assert {row.reason for row in report_of()} == {f"torch.compile: {reason}"}
 
 
 def test_small_graphs_are_left_to_pyg_with_the_reason(report_of):
@@ -245,7 +282,7 @@ def test_a_sparse_matrix_gives_the_results_of_stock(report_of):
 @pytest.mark.full
 def test_dropout_in_a_message_is_compiled_and_so_is_its_gradient():
     layer = pyg.GATConv(F, 4, heads=2, dropout=0.5, add_self_loops=False)
-    x, edges = torch.randn(20, F), torch.randint(0, 20, (2, 60))
+    x, edges = graph()
     with pyg_accel.patched():
         compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
         first, second = compiled(x, edges), compiled(x, edges)
@@ -257,7 +294,7 @@ def test_dropout_in_a_message_is_compiled_and_so_is_its_gradient():
 
 @pytest.mark.full
 def test_an_exported_model_runs_without_us():
-    layer, x, edges = pyg.SAGEConv(F, 4), torch.randn(20, F), torch.randint(0, 20, (2, 60))
+    layer, (x, edges) = pyg.SAGEConv(F, 4), graph()
     for strict in (True, False):
         with pyg_accel.patched():
             exported = torch.export.export(layer, (x, edges), strict=strict)
@@ -266,7 +303,7 @@ def test_an_exported_model_runs_without_us():
 
 
 def test_the_default_backend_gives_the_results_of_stock():
-    model, x, edges = GraphSAGE(F, 8, 2), torch.randn(20, F), torch.randint(0, 20, (2, 60))
+    model, (x, edges) = GraphSAGE(F, 8, 2), graph()
     x.requires_grad_()
     expected = results(model, model, x, edges)
     with pyg_accel.patched():
@@ -325,32 +362,13 @@ def of_edges(name: str, count: int) -> tuple[Tensor, ...]:
     return x, edges
 
 
-@pytest.mark.heavy("dynamic")
-@pytest.mark.heavy("pna")
-@pytest.mark.heavy("gin-edge")
-@pytest.mark.heavy("gcn")
-@pytest.mark.heavy("sage")
-@pytest.mark.heavy("sage-max")
-@pytest.mark.heavy("gin")
-@pytest.mark.heavy("gat")
-@pytest.mark.heavy("gatv2")
-@pytest.mark.heavy("transformer")
-@pytest.mark.heavy("gen")
-@pytest.mark.heavy("deep")
-@pytest.mark.heavy("hetero")
-@pytest.mark.heavy("to-hetero")
-@pytest.mark.heavy("static")
-@pytest.mark.heavy("eg")
-@pytest.mark.heavy("rgcn")
-@pytest.mark.each
 # Without graph breaks either value of `whole` compiles the same.
-@pytest.mark.parametrize(
-    ("sizes", "whole"), [("dynamic", True), ("static", True), ("automatic", False)]
-)
-@pytest.mark.parametrize("name", AT_DEFAULTS)
-def test_default_settings_give_the_results_of_stock_at_any_size(name, sizes, whole, report_of):
+@pytest.mark.parametrize("sizes", quick(["dynamic", "static", "automatic"], "automatic"))
+@pytest.mark.parametrize("name", quick(AT_DEFAULTS, "hetero-mixed"))
+def test_default_settings_give_the_results_of_stock_at_any_size(name, sizes, report_of):
     settings.always = False
-    model, whole = AT_DEFAULTS[name](), whole and name != "rgcn"  # where stock breaks the graph
+    model = AT_DEFAULTS[name]()
+    whole = sizes != "automatic" and name != "rgcn"  # where stock breaks the graph
     dynamic = {"dynamic": True, "static": False, "automatic": None}[sizes]
     backend = "aot_eager" if dynamic else "eager"
     # Above the threshold, just below it (self-loops lead beyond), and below.
@@ -430,12 +448,8 @@ def test_a_batch_of_another_size_compiles_nothing_that_stock_does_not(name):
         assert graphs_of(model, sizes) == few
 
 
-def test_normalising_a_graph_that_comes_again_is_not_compiled(monkeypatch, report_of):
+def test_normalising_a_graph_that_comes_again_is_not_compiled(built, report_of):
     settings.always = False
-    built, right = [], pyg_accel.Graph._from_coo
-    monkeypatch.setattr(
-        pyg_accel.Graph, "_from_coo", lambda *args: (built.append(1), right(*args))[1]
-    )
     model, x, edges = GCN(F, 8, 2), torch.randn(600, F), torch.randint(0, 600, (2, 82_000))
     expected = model(x, edges)
     with pyg_accel.patched():
@@ -466,51 +480,6 @@ def test_the_default_backend_trains_models_of_two_layers(name, edges):
     torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-8)
 
 
-def state_after(layer: torch.nn.Module, *given: Tensor, **options: Any) -> dict[str, Any]:
-    """What three compiled training steps leave in the buffers of a copy of a layer."""
-    torch._dynamo.reset()
-    layer = copy.deepcopy(layer)
-    compiled = torch.compile(layer, backend="aot_eager", **options)
-    outs = [compiled(*given).detach() for _ in range(3)]
-    return dict(layer.named_buffers()) | {"outs": outs}
-
-
-@pytest.mark.full
-def test_what_a_message_changes_is_changed_once(report_of):
-    network = torch.nn.Sequential(torch.nn.Linear(2 * F, 4), torch.nn.BatchNorm1d(4))
-    layer, x = pyg.EdgeConv(network), torch.randn(20, F)
-    edges = torch.randint(0, 20, (2, 60))
-    right = state_after(layer, x, edges, fullgraph=True)
-    with pyg_accel.patched():
-        found = state_after(layer, x, edges, fullgraph=True)
-    torch.testing.assert_close(found, right)
-    assert {row.reason for row in report_of()} == {
-        "torch.compile: a message that changes its layer"
-    }
-
-
-class Noted(Scaled):
-    """A layer whose message changes an object."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[int] = []
-
-    def message(self, x_j: Tensor, x_i: Tensor) -> Tensor:
-        self.seen.append(1)
-        return x_j - x_i
-
-
-def test_an_object_that_a_message_changes_is_changed_once(report_of):
-    layer, x, edges = Noted(), torch.randn(20, F), torch.randint(0, 20, (2, 60))
-    with pyg_accel.patched():
-        compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
-        for calls in (1, 2, 3):
-            compiled(x, edges)
-            assert len(layer.seen) == calls
-    assert {row.reason for row in report_of()} == {"torch.compile: a message that changes objects"}
-
-
 @pytest.mark.full
 @pytest.mark.parametrize("aggregators", [("max", "std"), ("mean", "var", "min")])
 @pytest.mark.parametrize("whole", [False, True])
@@ -524,7 +493,7 @@ def test_several_aggregators_equal_stock_with_and_without_graph_breaks(aggregato
         torch.testing.assert_close(compiled(x, edges), expected, rtol=1e-4, atol=1e-5)
 
 
-class Broken(Scaled):
+class Broken(Layer):
     """A layer whose call breaks the graph: what follows runs without a compiler."""
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
@@ -537,7 +506,7 @@ class Broken(Scaled):
 
 
 def test_a_trace_is_never_compiled(report_of):
-    layer, x, edges = Broken(), torch.randn(20, F), torch.randint(0, 20, (2, 60))
+    layer, (x, edges) = Broken(), graph()
     expected, counters = layer(x, edges), torch._dynamo.utils.counters
     counters.clear()
     with pyg_accel.patched():
@@ -546,76 +515,12 @@ def test_a_trace_is_never_compiled(report_of):
     assert any(row.formula for row in report_of())
 
 
-class Configured(Scaled):
-    """A layer whose message reads numbers that are no integers of the layer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.options, self.slope = SimpleNamespace(power=2), 0.5
-
-    def message(self, x_j: Tensor, x_i: Tensor) -> Tensor:
-        return self.options.power * (x_j - x_i) * self.slope
-
-
-@pytest.mark.heavy(False)
-@pytest.mark.heavy(True)
-@pytest.mark.parametrize("dynamic", [True, False, None])
-def test_numbers_that_a_compiler_takes_for_symbols_are_read_anew(dynamic):
-    layer, x, edges = Configured(), torch.randn(20, F), torch.randint(0, 20, (2, 60))
-    with pyg_accel.patched():
-        compiled = torch.compile(layer, backend="aot_eager", fullgraph=True, dynamic=dynamic)
-        for slope, power in ((0.5, 2), (0.7, 2), (0.9, 3), (0.5, 5)):
-            layer.slope, layer.options.power = slope, power
-            torch.testing.assert_close(compiled(x, edges), layer(x, edges))
-
-
-class Prepared(Scaled):
-    """A layer whose message reads what ``forward`` has put aside."""
-
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        self.scale, self.factor = 7, x.exp().mean()
-        return self.propagate(edge_index, x=x)
-
-    def message(self, x_j: Tensor, x_i: Tensor) -> Tensor:
-        return self.scale * (x_j - x_i) * self.factor
-
-
-def test_what_a_layer_puts_aside_before_its_call_is_what_the_message_reads():
-    layer, edges = Prepared(), torch.randint(0, 20, (2, 60))
-    with pyg_accel.patched():
-        compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
-        for x in (torch.randn(20, F), torch.rand(20, F)):
-            layer.scale = 1
-            found = compiled(x, edges)
-            torch.testing.assert_close(found, layer(x, edges))
-
-
-class Foreign(Scaled):
-    """A layer with a tensor that is neither parameter nor buffer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.factor = torch.tensor(3.0)
-
-    def message(self, x_j: Tensor, x_i: Tensor) -> Tensor:
-        return (x_j - x_i) * self.factor
-
-
-def test_a_tensor_that_is_no_state_of_the_layer_is_read_anew():
-    layer, x, edges = Foreign(), torch.randn(20, F), torch.randint(0, 20, (2, 60))
-    with pyg_accel.patched():
-        compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
-        for value in (3.0, 4.0):
-            layer.factor = torch.tensor(value)
-            torch.testing.assert_close(compiled(x, edges), layer(x, edges))
-
-
 @pytest.mark.parametrize(
     "kind", [pyg.GATConv, pytest.param(pyg.TransformerConv, marks=pytest.mark.full)]
 )
 def test_dropout_in_a_message_draws_the_numbers_of_stock(kind, report_of):
     layer = kind(F, 4, heads=2, dropout=0.5)
-    x, edges = torch.randn(20, F), torch.randint(0, 20, (2, 60))
+    x, edges = graph()
 
     def two_calls(run: Callable[..., Tensor]) -> list[Tensor]:
         torch.manual_seed(1)
@@ -632,7 +537,7 @@ def test_dropout_in_a_message_draws_the_numbers_of_stock(kind, report_of):
 @pytest.mark.parametrize("dynamic", [True, None])
 def test_a_changed_probability_and_a_replaced_parameter_are_read_anew(dynamic):
     layer = pyg.GATConv(F, 4, heads=2, add_self_loops=False)
-    x, edges = torch.randn(20, F), torch.randint(0, 20, (2, 60))
+    x, edges = graph()
 
     def called(run: Callable[..., Tensor]) -> Tensor:
         torch.manual_seed(1)
@@ -649,7 +554,7 @@ def test_a_changed_probability_and_a_replaced_parameter_are_read_anew(dynamic):
 def test_a_hook_inside_of_a_message_is_called():
     layer = pyg.EdgeConv(torch.nn.Linear(2 * F, 4))
     layer.nn.register_forward_hook(lambda module, given, out: out.relu() + 1)
-    x, edges = torch.randn(20, F), torch.randint(0, 20, (2, 60))
+    x, edges = graph()
     expected = layer(x, edges)
     with pyg_accel.patched():
         compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
@@ -678,24 +583,15 @@ def test_objects_that_dynamo_finds_while_it_is_asked_for_others():
     assert [*reading._changed(context)] == [0]
 
 
-class Twice(pyg.MessagePassing):
+def twice() -> Any:
     """Has a part by two names."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.one = torch.nn.Linear(F, F)
-        self.two = self.one
-
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        return self.propagate(edge_index, x=x)
-
-    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
-        return self.one(x_j).relu() * self.two(x_i)
+    one = torch.nn.Linear(F, F)
+    return says(lambda self, x_i, x_j: self.one(x_j).relu() * self.two(x_i), one=one, two=one)()
 
 
 @pytest.mark.one_of(2)
 @pytest.mark.parametrize(
-    "make", [lambda: pyg.GATv2Conv(F, 4, heads=2, share_weights=True), Twice], ids=["gatv2", "own"]
+    "make", [lambda: pyg.GATv2Conv(F, 4, heads=2, share_weights=True), twice], ids=["gatv2", "own"]
 )
 def test_a_part_with_two_names_has_its_parameters_afterwards(make):
     layer, (x, edge_index) = make(), batches()[0]

@@ -9,19 +9,8 @@ from collections.abc import Iterator, MutableMapping, MutableSequence, MutableSe
 
 import pytest
 import torch
+import torch_geometric.nn as pyg
 from torch import Tensor
-from torch_geometric.nn import (
-    EdgeConv,
-    GATConv,
-    GATv2Conv,
-    GCNConv,
-    GINEConv,
-    MessagePassing,
-    PNAConv,
-    RGCNConv,
-    SAGEConv,
-    TransformerConv,
-)
 
 import pyg_accel
 from pyg_accel.settings import settings
@@ -31,21 +20,21 @@ F = 8
 _SEED = torch.Generator().manual_seed(0)
 GRAPHS = [(n, torch.randint(n, (2, e), generator=_SEED)) for n in (20, 60) for e in (90, 400)]
 LAYERS = {
-    "GCN": lambda: GCNConv(F, F),
-    "SAGE": lambda: SAGEConv(F, F),
-    "SAGE, several": lambda: SAGEConv(F, F, aggr=["mean", "max"]),
-    "GINE": lambda: GINEConv(torch.nn.Linear(F, F), edge_dim=4),
-    "GAT": lambda: GATConv(F, 4, heads=2, dropout=0.1),
-    "GATv2": lambda: GATv2Conv(F, 4, heads=2),
-    "Transformer": lambda: TransformerConv(F, 4, heads=2),
-    "PNA": lambda: PNAConv(F, F, ["mean", "std"], ["identity"], torch.ones(9)),
-    "RGCN": lambda: RGCNConv(F, F, 3),
-    "RGCN, stacked": lambda: RGCNConv(F, F, 9),
-    "Edge": lambda: EdgeConv(torch.nn.Linear(2 * F, F)),
+    "GCN": lambda: pyg.GCNConv(F, F),
+    "SAGE": lambda: pyg.SAGEConv(F, F),
+    "SAGE, several": lambda: pyg.SAGEConv(F, F, aggr=["mean", "max"]),
+    "GINE": lambda: pyg.GINEConv(torch.nn.Linear(F, F), edge_dim=4),
+    "GAT": lambda: pyg.GATConv(F, 4, heads=2, dropout=0.1),
+    "GATv2": lambda: pyg.GATv2Conv(F, 4, heads=2),
+    "Transformer": lambda: pyg.TransformerConv(F, 4, heads=2),
+    "PNA": lambda: pyg.PNAConv(F, F, ["mean", "std"], ["identity"], torch.ones(9)),
+    "RGCN": lambda: pyg.RGCNConv(F, F, 3),
+    "RGCN, stacked": lambda: pyg.RGCNConv(F, F, 9),
+    "Edge": lambda: pyg.EdgeConv(torch.nn.Linear(2 * F, F)),
 }
 
 
-def train(layers: dict[str, MessagePassing], batches: int) -> None:
+def train(layers: dict[str, pyg.MessagePassing], batches: int) -> None:
     """One step a batch with each layer, on a new graph."""
     for number in range(batches):
         nodes, edge_index = GRAPHS[number % len(GRAPHS)]
@@ -53,7 +42,7 @@ def train(layers: dict[str, MessagePassing], batches: int) -> None:
         x = torch.randn(nodes, F)
         for name, layer in layers.items():
             more = [torch.randn(edges, 4)] if name == "GINE" else []
-            if isinstance(layer, RGCNConv):
+            if isinstance(layer, pyg.RGCNConv):
                 more = [torch.arange(edges) % layer.num_relations]
             layer.zero_grad()
             layer(x, edge_index, *more).square().sum().backward()

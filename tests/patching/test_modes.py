@@ -4,18 +4,11 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+import torch_geometric.nn as pyg
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch_geometric.nn import (
-    EdgeConv,
-    GATConv,
-    GCNConv,
-    HeteroConv,
-    RGCNConv,
-    SAGEConv,
-)
 
 import pyg_accel
 
@@ -57,20 +50,20 @@ class Noted(Tensor):
 
 def relational(x: Tensor, edges: Tensor) -> Any:
     types = torch.arange(edges.size(1)) % 3
-    layer = RGCNConv(F, 3, 3)
+    layer = pyg.RGCNConv(F, 3, 3)
     return lambda x, edges: layer(x, edges, types)
 
 
 def hetero(x: Tensor, edges: Tensor) -> Any:
-    conv = HeteroConv({("a", str(i), "a"): SAGEConv(F, 3) for i in range(3)})
+    conv = pyg.HeteroConv({("a", str(i), "a"): pyg.SAGEConv(F, 3) for i in range(3)})
     return lambda x, edges: conv({"a": x}, {("a", str(i), "a"): edges for i in range(3)})["a"]
 
 
 MODELS: dict[str, Any] = {
-    "sage": lambda *_: SAGEConv(F, 3),
-    "gcn": lambda *_: GCNConv(F, 3),
-    "gat": lambda *_: GATConv(F, 3, heads=2),
-    "edge": lambda *_: EdgeConv(torch.nn.Linear(2 * F, 3)),
+    "sage": lambda *_: pyg.SAGEConv(F, 3),
+    "gcn": lambda *_: pyg.GCNConv(F, 3),
+    "gat": lambda *_: pyg.GATConv(F, 3, heads=2),
+    "edge": lambda *_: pyg.EdgeConv(torch.nn.Linear(2 * F, 3)),
     "relations": relational,
     "hetero": hetero,
 }
@@ -128,7 +121,7 @@ def test_results_are_of_the_class_of_the_features(name, cls, world):
 
 
 def test_the_report_names_modes_and_classes(world, report_of):
-    layer = SAGEConv(F, 3)
+    layer = pyg.SAGEConv(F, 3)
     with pyg_accel.patched():
         with Rounded():
             layer(*world)
@@ -138,7 +131,7 @@ def test_the_report_names_modes_and_classes(world, report_of):
 
 
 def test_a_default_device_leaves_calls_accelerated(world, report_of):
-    layer = SAGEConv(F, 3)
+    layer = pyg.SAGEConv(F, 3)
     with pyg_accel.patched(), torch.device("cpu"):
         layer(*world)
         layer(*world)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from torch_geometric.nn import MLP, MessagePassing
+from torch_geometric.nn import MLP
 from torch_geometric.nn import conv as pyg
 from torch_geometric.nn.aggr import MaxAggregation
 
@@ -19,6 +19,7 @@ from pyg_accel.ops import blocked
 from pyg_accel.patching import networks
 from pyg_accel.patching.rules import concatenation
 from pyg_accel.settings import settings
+from tests.user_layers import Weighted, written
 
 N, E = 40, 300
 
@@ -30,62 +31,35 @@ def mlp(*sizes: int) -> nn.Sequential:
     return nn.Sequential(*layers[:-1])
 
 
-class Mine(MessagePassing):
+class Mine(Weighted):
     """A user's network of both ends and the edge."""
 
     def __init__(self, network: nn.Module, aggr: str = "sum") -> None:
-        super().__init__(aggr=aggr)
-        self.network = network
+        super().__init__(aggr, network=network)
 
-    def forward(self, x: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
-        return self.propagate(edge_index, x=x, e=e)
-
-    def message(self, x_i: Tensor, x_j: Tensor, e: Tensor) -> Tensor:
-        return self.network(torch.cat([x_i, x_j, e], dim=-1))
+    def message(self, x_i: Tensor, x_j: Tensor, w: Tensor) -> Tensor:
+        return self.network(torch.cat([x_i, x_j, w], dim=-1))
 
 
-class Einsum(MessagePassing):
-    """A user's matrix of every edge, chosen by a product of its own."""
-
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__(aggr="mean")
-        self.network = network
-
-    def forward(self, x: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
-        return self.propagate(edge_index, x=x, e=e)
-
-    def message(self, x_j: Tensor, e: Tensor) -> Tensor:
-        return torch.bmm(x_j.unsqueeze(1), self.network(e).view(-1, 18, 20)).view(-1, 20)
-
-
-class Best(pyg.MessagePassing):
+def best(self: Any, x_i: Tensor, x_j: Tensor) -> Tensor:
     """Looks at the largest number of a message, and at where it is."""
-
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__(aggr="mean")
-        self.network = network
-
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        return self.propagate(edge_index, x=x)
-
-    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
-        out = self.network(torch.cat([x_i, x_j], dim=-1))
-        best, place = out.max(dim=-1, keepdim=True)
-        least, _ = torch.min(out, 1, True)
-        return (out - least) / (best - least + 1) * (1 + place.to(out.dtype))
+    out = self.network(torch.cat([x_i, x_j], dim=-1))
+    best, place = out.max(dim=-1, keepdim=True)
+    least, _ = torch.min(out, 1, True)
+    return (out - least) / (best - least + 1) * (1 + place.to(out.dtype))
 
 
-class NormalisedProduct(pyg.MessagePassing):
-    """Reads the same features as sources and as targets, and others that are made of them."""
-
-    def __init__(self) -> None:
-        super().__init__(aggr="sum")
-
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        return self.propagate(edge_index, x=x, wave=x.sin())
-
-    def message(self, x_i: Tensor, x_j: Tensor, wave_j: Tensor) -> Tensor:
-        return nn.functional.layer_norm(x_i * x_j + wave_j, x_j.shape[1:])
+# A matrix of every edge, chosen by a product of the user's own.
+PRODUCT = written(Weighted, message=lambda self, x_j, w: torch.bmm(
+    x_j.unsqueeze(1), self.network(w).view(-1, 18, 20)).view(-1, 20))  # fmt: skip
+BEST = written(message=best)
+# Reads the same features as sources and as targets, and others that are made of them.
+NORMALISED_PRODUCT = written(
+    propagate_type=dict(x=Any, wave=Any),
+    forward=lambda self, x, edge_index: self.propagate(edge_index, x=x, wave=x.sin()),
+    message=lambda self, x_i, x_j, wave_j: nn.functional.layer_norm(
+        x_i * x_j + wave_j, x_j.shape[1:]),
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -120,53 +94,34 @@ def world(*names: str, nodes: int = N, edges: int = E) -> tuple[Any, ...]:
     return tuple(made[name] for name in names)
 
 
-Case = tuple[Callable[[], nn.Module], tuple[str, ...]]
-X_E = ("x", "edges", "e")
-LAYERS: dict[str, Case] = {
+X_E, X = ("x", "edges", "e"), ("x", "edges")
+LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...]]] = {
     "nn": (lambda: pyg.NNConv(18, 20, mlp(5, 7, 360)), X_E),
     "nn-mean": (lambda: pyg.NNConv(18, 20, mlp(5, 7, 9, 360), aggr="mean"), X_E),
     "nn-linear": (lambda: pyg.NNConv(18, 20, nn.Linear(5, 360, bias=False)), X_E),
     "nn-max": (lambda: pyg.NNConv(18, 20, mlp(5, 360), aggr="max"), X_E),
     "nn-mlp": (lambda: pyg.NNConv(18, 20, MLP([5, 7, 360], norm=None)), X_E),
-    "nn-in-place": (
-        lambda: pyg.NNConv(
-            18, 20, nn.Sequential(nn.Linear(5, 7), nn.ReLU(inplace=True), nn.Linear(7, 360))
-        ),
-        X_E,
-    ),
-    "product": (NormalisedProduct, ("x", "edges")),
-    "bmm": (lambda: Einsum(mlp(5, 7, 360)), X_E),
-    "edge": (lambda: pyg.EdgeConv(mlp(36, 20, 24)), ("x", "edges")),
-    "edge-mean": (lambda: pyg.EdgeConv(mlp(36, 20, 24), aggr="mean"), ("x", "edges")),
-    "edge-several": (
-        lambda: pyg.EdgeConv(mlp(36, 20, 24), aggr=["sum", "max", "std"]),
-        ("x", "edges"),
-    ),
+    "nn-in-place": (lambda: pyg.NNConv(18, 20, nn.Sequential(
+        nn.Linear(5, 7), nn.ReLU(inplace=True), nn.Linear(7, 360))), X_E),
+    "product": (NORMALISED_PRODUCT, X),
+    "bmm": (lambda: PRODUCT("mean", network=mlp(5, 7, 360)), X_E),
+    "edge": (lambda: pyg.EdgeConv(mlp(36, 20, 24)), X),
+    "edge-mean": (lambda: pyg.EdgeConv(mlp(36, 20, 24), aggr="mean"), X),
+    "edge-several": (lambda: pyg.EdgeConv(mlp(36, 20, 24), aggr=["sum", "max", "std"]), X),
     "edge-elu": (
-        lambda: pyg.EdgeConv(MLP([36, 20, 24, 8], norm=None, act="elu"), aggr="sum"),
-        ("x", "edges"),
-    ),
-    "edge-layer-norm": (
-        lambda: pyg.EdgeConv(
-            nn.Sequential(nn.Linear(36, 20), nn.LayerNorm(20), nn.GELU(), nn.Linear(20, 24))
-        ),
-        ("x", "edges"),
-    ),
-    "edge-batch-norm-eval": (lambda: pyg.EdgeConv(MLP([36, 20, 24])).eval(), ("x", "edges")),
+        lambda: pyg.EdgeConv(MLP([36, 20, 24, 8], norm=None, act="elu"), aggr="sum"), X),
+    "edge-layer-norm": (lambda: pyg.EdgeConv(nn.Sequential(
+        nn.Linear(36, 20), nn.LayerNorm(20), nn.GELU(), nn.Linear(20, 24))), X),
+    "edge-batch-norm-eval": (lambda: pyg.EdgeConv(MLP([36, 20, 24])).eval(), X),
     "edge-dropout-eval": (
-        lambda: pyg.EdgeConv(MLP([36, 20, 24], norm=None, dropout=0.5)).eval(),
-        ("x", "edges"),
-    ),
+        lambda: pyg.EdgeConv(MLP([36, 20, 24], norm=None, dropout=0.5)).eval(), X),
     "point-net": (lambda: pyg.PointNetConv(mlp(21, 20, 24)), ("x", "pos", "edges")),
     "point-net-no-network": (lambda: pyg.PointNetConv(None), ("x", "pos", "edges")),
     "point-gnn": (
-        lambda: pyg.PointGNNConv(mlp(18, 3), mlp(21, 20, 24), mlp(24, 18)),
-        ("x", "pos", "edges"),
-    ),
+        lambda: pyg.PointGNNConv(mlp(18, 3), mlp(21, 20, 24), mlp(24, 18)), ("x", "pos", "edges")),
     "ppf": (
         lambda: pyg.PPFConv(mlp(22, 20, 24), add_self_loops=False),
-        ("x", "pos", "normal", "edges"),
-    ),
+        ("x", "pos", "normal", "edges")),
     "cg": (lambda: pyg.CGConv(18, 5), X_E),
     "pna": (
         lambda: pyg.PNAConv(
@@ -177,18 +132,24 @@ LAYERS: dict[str, Case] = {
     ),
     "dna": (lambda: pyg.DNAConv(18), ("history", "edges")),
     "dna-heads": (lambda: pyg.DNAConv(18, heads=3, bias=False), ("history", "edges")),
-    "best": (lambda: Best(mlp(36, 20, 24)), ("x", "edges")),
+    "best": (lambda: BEST("mean", network=mlp(36, 20, 24)), X),
     "mine": (lambda: Mine(mlp(41, 20, 24)), X_E),
     "mine-max": (lambda: Mine(mlp(41, 20, 20, 24), aggr="max"), X_E),
 }  # fmt: skip
+
+
+def case(name: str, **sizes: int) -> tuple[Any, tuple[Any, ...]]:
+    """A layer, and what it is called with."""
+    make, names = LAYERS[name]
+    return make().double(), world(*names, **sizes)
 
 
 @pytest.mark.one_of(5)
 @pytest.mark.usefixtures("pieces")
 @pytest.mark.parametrize("name", LAYERS)
 def test_outputs_and_gradients_equal_stock(name, same_as_stock, report_of):
-    make, names = LAYERS[name]
-    same_as_stock(make().double(), *world(*names))
+    layer, args = case(name)
+    same_as_stock(layer, *args)
     assert any("network" in row.formula or "outer" in row.formula for row in report_of())
 
 
@@ -200,8 +161,8 @@ class Sloped(Mine):
         self.slope = 0.1
         self.register_buffer("shift", torch.randn(24))
 
-    def message(self, x_i: Tensor, x_j: Tensor, e: Tensor) -> Tensor:
-        out = nn.functional.leaky_relu(super().message(x_i, x_j, e), self.slope)
+    def message(self, x_i: Tensor, x_j: Tensor, w: Tensor) -> Tensor:
+        out = nn.functional.leaky_relu(super().message(x_i, x_j, w), self.slope)
         return nn.functional.layer_norm(out, (24,), None, self.shift.to(out.dtype), EPSILON)
 
 
@@ -338,8 +299,7 @@ def test_the_other_flow_and_two_kinds_of_nodes_equal_stock(name, same_as_stock):
 @pytest.mark.usefixtures("pieces")
 @pytest.mark.parametrize("name", ["nn", "nn-max", "edge-mean", "mine", "product"])
 def test_gradients_have_gradients(name):
-    make, names = LAYERS[name]
-    layer, args = make().double(), world(*names)
+    layer, args = case(name)
 
     def twice() -> list[Tensor]:
         leaves = [t for t in args if t.requires_grad]
@@ -421,42 +381,37 @@ def test_no_tensor_of_edges_times_features_is_made(name, largest_result):
 # -- what has to look at all edges ----------------------------------------------------------------
 
 
-class Centred(nn.Module):
+class Does(nn.Module):
+    """A function of messages as a part of a network."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
     def forward(self, messages: Tensor) -> Tensor:
-        return messages - messages.mean(0)
-
-
-class Counting(nn.Module):
-    def forward(self, messages: Tensor) -> Tensor:
-        return messages * messages.size(0)
-
-
-class Largests(nn.Module):
-    def forward(self, messages: Tensor) -> Tensor:
-        return messages - messages.max(dim=0).values
-
-
-class Turned(nn.Module):
-    def forward(self, messages: Tensor) -> Tensor:
-        return messages @ messages.transpose(0, 1) @ messages
+        return self.function(messages)
 
 
 DECLINED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "batch-norm": (lambda: nn.BatchNorm1d(20), "'batch_norm' on messages"),
     "dropout": (lambda: nn.Dropout(0.3), "'dropout' on messages"),
-    "statistics": (Centred, "'mean' on messages"),
+    "statistics": (lambda: Does(lambda m: m - m.mean(0)), "'mean' on messages"),
     "softmax": (lambda: nn.Softmax(dim=0), "'softmax' on messages"),
-    "largest": (Largests, "'max' on messages"),
-    "turned": (Turned, "'transpose' on messages"),
+    "largest": (lambda: Does(lambda m: m - m.max(dim=0).values), "'max' on messages"),
+    "turned": (lambda: Does(lambda m: m @ m.transpose(0, 1) @ m), "'transpose' on messages"),
 }
+
+
+def with_part(part: nn.Module) -> Any:
+    network = nn.Sequential(nn.Linear(36, 20), part, nn.ReLU(), nn.Linear(20, 24))
+    return pyg.EdgeConv(network).double()
 
 
 @pytest.mark.usefixtures("blocks")
 @pytest.mark.parametrize("name", DECLINED)
 def test_what_looks_at_several_edges_stays_with_pyg(name, report_of):
     make, reason = DECLINED[name]
-    network = nn.Sequential(nn.Linear(36, 20), make(), nn.ReLU(), nn.Linear(20, 24))
-    layer, args = pyg.EdgeConv(network).double(), world("x", "edges")
+    layer, args = with_part(make()), world(*X)
     again = copy.deepcopy(layer)
     torch.manual_seed(1)
     expected = layer(*args)
@@ -473,8 +428,7 @@ def test_what_looks_at_several_edges_stays_with_pyg(name, report_of):
 def test_programs_of_a_gpu_with_room_look_at_all_edges(name, blocks, monkeypatch, report_of):
     """They write the messages out as PyG does, so that batches, sizes and draws are the same."""
     monkeypatch.setattr(networks, "fits_whole", lambda *_: True)
-    network = nn.Sequential(nn.Linear(36, 20), DECLINED[name][0](), nn.ReLU(), nn.Linear(20, 24))
-    layer = pyg.EdgeConv(network).double()
+    layer = with_part(DECLINED[name][0]())
     again = copy.deepcopy(layer)
     pyg_accel.patch(again)
     for number in range(6):
@@ -492,16 +446,14 @@ def test_programs_of_a_gpu_with_room_look_at_all_edges(name, blocks, monkeypatch
 
 @pytest.mark.usefixtures("blocks")
 def test_a_network_may_read_how_many_edges_there_are(same_as_stock):
-    network = nn.Sequential(nn.Linear(36, 20), Counting(), nn.ReLU(), nn.Linear(20, 24))
-    same_as_stock(pyg.EdgeConv(network).double(), *world("x", "edges"))
+    same_as_stock(with_part(Does(lambda m: m * m.size(0))), *world(*X))
 
 
 @pytest.mark.usefixtures("blocks")
 @pytest.mark.parametrize("name", ["nn", "edge"])
 @pytest.mark.parametrize("kind", ["forward", "backward"])
 def test_a_hook_on_a_part_of_the_network_sees_what_it_sees_in_stock(name, kind, report_of):
-    make, names = LAYERS[name]
-    layer, args, seen = make().double(), world(*names), []
+    (layer, args), seen = case(name), []
 
     def hook(module: nn.Module, given: Any, made: Any) -> None:
         seen.append(made[0].detach().clone() if isinstance(made, tuple) else made.detach().clone())
@@ -519,9 +471,7 @@ def test_a_hook_on_a_part_of_the_network_sees_what_it_sees_in_stock(name, kind, 
 @pytest.mark.usefixtures("blocks")
 @pytest.mark.parametrize("name", ["nn", "edge"])
 def test_autocast_stays_with_pyg(name, report_of):
-    make, names = LAYERS[name]
-    layer = make().double()
-    args = world(*names)
+    layer, args = case(name)
     with torch.autocast("cpu", torch.bfloat16):
         expected = layer(*args)
         with pyg_accel.patched():
@@ -531,7 +481,7 @@ def test_autocast_stays_with_pyg(name, report_of):
 
 @pytest.mark.usefixtures("blocks")
 def test_state_and_parameters_are_as_before():
-    layer, args = LAYERS["nn"][0]().double(), world(*X_E)
+    layer, args = case("nn")
     before = {name: t.clone() for name, t in layer.state_dict().items()}
     with pyg_accel.patched():
         layer(*args).sum().backward()
@@ -545,8 +495,7 @@ def test_state_and_parameters_are_as_before():
 @pytest.mark.usefixtures("pieces")
 @pytest.mark.parametrize("name", ["nn", "edge"])
 def test_blocks_of_inference_mode_serve_training(name, same_as_stock):
-    make, names = LAYERS[name]
-    layer, args = make().double(), world(*names)
+    layer, args = case(name)
     with pyg_accel.patched():
         with torch.inference_mode():
             layer(*args)
@@ -555,7 +504,7 @@ def test_blocks_of_inference_mode_serve_training(name, same_as_stock):
 
 @pytest.mark.usefixtures("blocks")
 def test_a_checkpoint_runs_blocks_again(same_as_stock):
-    layer, args = LAYERS["edge"][0]().double(), world("x", "edges")
+    layer, args = case("edge")
     expected = torch.autograd.grad(layer(*args).sin().sum(), args[0])[0]
     with pyg_accel.patched():
         out = checkpoint(layer, *args, use_reentrant=False)

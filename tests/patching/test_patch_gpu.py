@@ -5,28 +5,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch_geometric.nn as pyg
 from torch import Tensor
 from torch.nn import Linear, Module
-from torch_geometric.nn import (
-    AGNNConv,
-    CGConv,
-    EGConv,
-    FiLMConv,
-    GATConv,
-    GATv2Conv,
-    GCNConv,
-    GINConv,
-    GINEConv,
-    GraphConv,
-    HeteroConv,
-    HGTConv,
-    PNAConv,
-    ResGatedGraphConv,
-    RGATConv,
-    SAGEConv,
-    SuperGATConv,
-    TransformerConv,
-)
 from torch_geometric.nn.models import GCN, GIN, GraphSAGE
 
 import pyg_accel
@@ -49,7 +30,7 @@ def whatever_the_size() -> None:
 
 def pna(width: int) -> Module:
     degrees = torch.ones(64, dtype=torch.long)
-    return PNAConv(width, width, ["mean", "max", "std"], ["identity", "amplification"], degrees)
+    return pyg.PNAConv(width, width, ["mean", "max", "std"], ["identity", "amplification"], degrees)
 
 
 class Relations(Module):
@@ -57,7 +38,7 @@ class Relations(Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.conv = RGATConv(width, 8, num_relations=3, heads=2)
+        self.conv = pyg.RGATConv(width, 8, num_relations=3, heads=2)
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         return self.conv(x, edge_index, edge_index.sum(0) % 3)
@@ -69,7 +50,9 @@ class Stacked(Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         self.relations = [("a", "to", "a"), ("a", "at", "b"), ("b", "of", "a")]
-        self.conv = HeteroConv({relation: SAGEConv(width, 16) for relation in self.relations})
+        self.conv = pyg.HeteroConv(
+            {relation: pyg.SAGEConv(width, 16) for relation in self.relations}
+        )
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         edges = dict.fromkeys(self.relations, edge_index)
@@ -82,7 +65,7 @@ class Types(Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         self.relations = [("a", "to", "a"), ("a", "at", "b"), ("b", "of", "a")]
-        self.conv = HGTConv(width, 16, (["a", "b"], self.relations), heads=2)
+        self.conv = pyg.HGTConv(width, 16, (["a", "b"], self.relations), heads=2)
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         edges = dict.fromkeys(self.relations, edge_index)
@@ -90,27 +73,27 @@ class Types(Module):
 
 
 LAYERS: dict[str, Callable[[int], Module]] = {
-    "GCN": lambda f: GCNConv(f, f),
-    "SAGE-mean": lambda f: SAGEConv(f, f),
-    "SAGE-max": lambda f: SAGEConv(f, f, aggr="max"),
-    "SAGE-many": lambda f: SAGEConv(f, f, aggr=["mean", "max", "std"]),
-    "GIN": lambda f: GINConv(Linear(f, f)),
-    "GraphConv": lambda f: GraphConv(f, f),
-    "GINE": lambda f: GINEConv(Linear(f, f), edge_dim=7),
-    "ResGated": lambda f: ResGatedGraphConv(f, f),
-    "FiLM": lambda f: FiLMConv(f, f),
-    "CG": lambda f: CGConv(f, dim=7),
-    "EG": lambda f: EGConv(f, f, aggregators=["mean", "max"], num_heads=4),
+    "GCN": lambda f: pyg.GCNConv(f, f),
+    "SAGE-mean": lambda f: pyg.SAGEConv(f, f),
+    "SAGE-max": lambda f: pyg.SAGEConv(f, f, aggr="max"),
+    "SAGE-many": lambda f: pyg.SAGEConv(f, f, aggr=["mean", "max", "std"]),
+    "GIN": lambda f: pyg.GINConv(Linear(f, f)),
+    "GraphConv": lambda f: pyg.GraphConv(f, f),
+    "GINE": lambda f: pyg.GINEConv(Linear(f, f), edge_dim=7),
+    "ResGated": lambda f: pyg.ResGatedGraphConv(f, f),
+    "FiLM": lambda f: pyg.FiLMConv(f, f),
+    "CG": lambda f: pyg.CGConv(f, dim=7),
+    "EG": lambda f: pyg.EGConv(f, f, aggregators=["mean", "max"], num_heads=4),
     "PNA": pna,
-    "GAT": lambda f: GATConv(f, 8, heads=4),
-    "GAT-edges": lambda f: GATConv(f, 8, heads=4, edge_dim=7),
-    "GATv2": lambda f: GATv2Conv(f, 8, heads=4),
-    "GATv2-edges": lambda f: GATv2Conv(f, 8, heads=4, edge_dim=7),
-    "GAT-mean": lambda f: GATConv(f, 7, heads=3, concat=False, dropout=0.3),
-    "Transformer": lambda f: TransformerConv(f, 8, heads=4, edge_dim=7),
-    "Transformer-dropout": lambda f: TransformerConv(f, 33, heads=8, dropout=0.3, beta=True),
-    "SuperGAT": lambda f: SuperGATConv(f, 8, heads=4).eval(),
-    "AGNN": lambda f: AGNNConv(),
+    "GAT": lambda f: pyg.GATConv(f, 8, heads=4),
+    "GAT-edges": lambda f: pyg.GATConv(f, 8, heads=4, edge_dim=7),
+    "GATv2": lambda f: pyg.GATv2Conv(f, 8, heads=4),
+    "GATv2-edges": lambda f: pyg.GATv2Conv(f, 8, heads=4, edge_dim=7),
+    "GAT-mean": lambda f: pyg.GATConv(f, 7, heads=3, concat=False, dropout=0.3),
+    "Transformer": lambda f: pyg.TransformerConv(f, 8, heads=4, edge_dim=7),
+    "Transformer-dropout": lambda f: pyg.TransformerConv(f, 33, heads=8, dropout=0.3, beta=True),
+    "SuperGAT": lambda f: pyg.SuperGATConv(f, 8, heads=4).eval(),
+    "AGNN": lambda f: pyg.AGNNConv(),
     "RGAT": Relations,
     "HGT": Types,
     "Hetero": Stacked,
@@ -121,9 +104,9 @@ MODELS: dict[str, Callable[[], Module]] = {
     "GCN": lambda: GCN(WIDTH, 32, 2, 5),
     "GraphSAGE": lambda: GraphSAGE(WIDTH, 32, 2, 5),
     "GIN": lambda: GIN(WIDTH, 32, 2, 5),
-    "GAT": lambda: GATConv(WIDTH, 8, heads=4),
-    "GATv2": lambda: GATv2Conv(WIDTH, 8, heads=4),
-    "Transformer": lambda: TransformerConv(WIDTH, 8, heads=4),
+    "GAT": lambda: pyg.GATConv(WIDTH, 8, heads=4),
+    "GATv2": lambda: pyg.GATv2Conv(WIDTH, 8, heads=4),
+    "Transformer": lambda: pyg.TransformerConv(WIDTH, 8, heads=4),
 }
 
 

@@ -6,27 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch_geometric.nn import (
-    FastRGCNConv,
-    GATConv,
-    GATv2Conv,
-    GraphConv,
-    HeteroConv,
-    HGTConv,
-    Linear,
-    MessagePassing,
-    RGATConv,
-    RGCNConv,
-    SAGEConv,
-    TransformerConv,
-)
-from torch_geometric.nn.aggr import SumAggregation
+import torch_geometric.nn as pyg
 
 import pyg_accel
 from benchmarks.layers.modes import traces
 from pyg_accel.errors import VerificationError
 from pyg_accel.patching import hetero as relations_of_types
 from pyg_accel.patching import relations
+from pyg_accel.runtime.machine import as_captured
 from pyg_accel.settings import settings
 
 RELATIONS, NODES, EDGES, WIDTH = 100, 60, 2000, 8
@@ -43,27 +30,30 @@ def homogeneous() -> tuple[Any, ...]:
     return x, torch.randint(NODES, (2, EDGES)), edge_type
 
 
-@pytest.mark.each
-@pytest.mark.parametrize("kind", [RGCNConv, FastRGCNConv, RGATConv])
-@pytest.mark.parametrize(
+options_of_matrices = pytest.mark.parametrize(
     "options", [{}, {"num_bases": 4}, {"num_blocks": 4}], ids=["full", "bases", "blocks"]
 )
+
+
+@pytest.mark.each
+@pytest.mark.parametrize("kind", [pyg.RGCNConv, pyg.FastRGCNConv, pyg.RGATConv])
+@options_of_matrices
 @pytest.mark.parametrize("aggr", ["mean", "add", "max"])
 def test_layers_with_a_matrix_a_relation_equal_stock(
     same_as_stock, homogeneous, kind, options, aggr
 ):
-    if kind is RGATConv and aggr != "add":
+    if kind is pyg.RGATConv and aggr != "add":
         pytest.skip("attention is a sum")
-    if kind is FastRGCNConv and aggr == "max":
+    if kind is pyg.FastRGCNConv and aggr == "max":
         pytest.skip("PyG has no maximum there")
-    layer = kind(WIDTH, WIDTH, RELATIONS, **options, **({} if kind is RGATConv else {"aggr": aggr}))
+    layer = kind(
+        WIDTH, WIDTH, RELATIONS, **options, **({} if kind is pyg.RGATConv else {"aggr": aggr})
+    )
     same_as_stock(layer.double(), *homogeneous)
 
 
-@pytest.mark.parametrize("kind", [FastRGCNConv, RGATConv])
-@pytest.mark.parametrize(
-    "options", [{}, {"num_bases": 4}, {"num_blocks": 4}], ids=["full", "bases", "blocks"]
-)
+@pytest.mark.parametrize("kind", [pyg.FastRGCNConv, pyg.RGATConv])
+@options_of_matrices
 def test_programs_serve_other_edges_relations_and_weights(kind, options, homogeneous):
     layer = kind(WIDTH, WIDTH, RELATIONS, **options).double()
     stock = copy.deepcopy(layer)
@@ -93,7 +83,7 @@ def test_programs_serve_other_edges_relations_and_weights(kind, options, homogen
         with pyg_accel.patched():
             with traces() as entered:
                 out = layer(*call)
-            if kind is RGATConv or "num_blocks" not in options:  # those of a sum are not ours
+            if kind is pyg.RGATConv or "num_blocks" not in options:  # those of a sum are not ours
                 assert not entered or number < 7, number
         right = stock(*call)
         torch.testing.assert_close(out, right)
@@ -129,24 +119,24 @@ def test_a_layer_an_edge_type_equals_stock(same_as_stock, aggr):
 
     def layer(relation: int) -> torch.nn.Module:
         if relation % 2:
-            return SAGEConv((WIDTH, WIDTH), 4)
-        return GATConv((WIDTH, WIDTH), 4, add_self_loops=False)
+            return pyg.SAGEConv((WIDTH, WIDTH), 4)
+        return pyg.GATConv((WIDTH, WIDTH), 4, add_self_loops=False)
 
     torch.manual_seed(2)
     layers = {edge_type: layer(i) for i, edge_type in enumerate(edges)}
-    same_as_stock(HeteroConv(layers, aggr=aggr).double(), x, edges)
+    same_as_stock(pyg.HeteroConv(layers, aggr=aggr).double(), x, edges)
 
 
-def hetero(edges: dict[Any, torch.Tensor], make: Any, **options: Any) -> HeteroConv:
+def hetero(edges: dict[Any, torch.Tensor], make: Any, **options: Any) -> pyg.HeteroConv:
     torch.manual_seed(2)
-    return HeteroConv({edge_type: make() for edge_type in edges}, **options).double()
+    return pyg.HeteroConv({edge_type: make() for edge_type in edges}, **options).double()
 
 
 ALIKE = {
-    "SAGE": lambda: SAGEConv(WIDTH, 4),
-    "SAGE-max": lambda: SAGEConv((WIDTH, WIDTH), 4, aggr="max"),
-    "SAGE-bare": lambda: SAGEConv(WIDTH, 4, root_weight=False, bias=False),
-    "GraphConv": lambda: GraphConv(WIDTH, 4),
+    "SAGE": lambda: pyg.SAGEConv(WIDTH, 4),
+    "SAGE-max": lambda: pyg.SAGEConv((WIDTH, WIDTH), 4, aggr="max"),
+    "SAGE-bare": lambda: pyg.SAGEConv(WIDTH, 4, root_weight=False, bias=False),
+    "GraphConv": lambda: pyg.GraphConv(WIDTH, 4),
 }
 
 
@@ -163,20 +153,18 @@ def test_layers_of_one_shape_for_a_hundred_edge_types_are_one_call(
     assert row.formula.endswith(f"_j u0, {RELATIONS} relations")
 
 
-def test_the_graphs_of_a_capture_are_stacked_if_they_are_known(monkeypatch, report_of):
+def test_the_graphs_of_a_capture_are_stacked_if_they_are_known(report_of):
     """Stacking waits for the device, which no CUDA graph can; PyG's loop does not."""
     x, edges = typed_graph()
     layer = hetero(edges, ALIKE["SAGE"])
     expected = layer(x, edges)
     with pyg_accel.patched():
-        settings.always = True
-        monkeypatch.setattr("pyg_accel.patching.hetero.is_captured", lambda graph: True)
-        layer(x, edges)
+        with as_captured():
+            layer(x, edges)
         assert not [row for row in report_of() if row.layer == "HeteroConv"]
-        monkeypatch.setattr("pyg_accel.patching.hetero.is_captured", lambda graph: False)
         layer(x, edges)
-        monkeypatch.setattr("pyg_accel.patching.hetero.is_captured", lambda graph: True)
-        found = layer(x, edges)
+        with as_captured():
+            found = layer(x, edges)
     assert [row.calls for row in report_of() if row.layer == "HeteroConv"] == [2]
     for name, out in expected.items():
         torch.testing.assert_close(found[name], out)
@@ -190,91 +178,99 @@ def few(typed: tuple[Any, Any], relations: int = 18) -> tuple[Any, Any]:
     return {name: t for name, t in x.items() if name in named}, edges
 
 
+def shared() -> Callable[[], torch.nn.Module]:
+    conv = ALIKE["SAGE"]()
+    return lambda: conv
+
+
+def with_other_aggregations(kind: Any) -> Callable[[], torch.nn.Module]:
+    def make() -> torch.nn.Module:
+        conv = kind(WIDTH, 4, aggr="mean")
+        conv.aggr_module = pyg.aggr.SumAggregation()
+        return conv
+
+    return make
+
+
+def without(edges: Any, type_: str) -> Any:
+    return {key: ei[:, :0] if type_ in ("", *key) else ei for key, ei in edges.items()}
+
+
+# What is one call: how relations are reduced, the layers, and the edges.
+STACKED: dict[str, tuple[Any, Callable[[], Any], Callable[[Any], Any]]] = {
+    **{f"reduced by {aggr}": (aggr, lambda: ALIKE["SAGE"], dict)
+       for aggr in ("sum", "mean", "max", "min", "prod", "cat", None)},
+    "one layer for several relations": ("sum", shared, dict),
+    **{f"aggregations that {kind.__name__} has": (
+        "sum", lambda kind=kind: with_other_aggregations(kind), dict)
+       for kind in (pyg.SAGEConv, pyg.GraphConv)},
+    "no edges": ("sum", lambda: ALIKE["SAGE"], lambda edges: without(edges, "")),
+    "no nodes": ("sum", lambda: ALIKE["SAGE"], lambda edges: without(edges, "type1")),
+    "types without edges": ("sum", lambda: ALIKE["SAGE"], lambda edges: {
+        key: edges[key] for number, key in enumerate(edges) if number % 3}),
+}  # fmt: skip
+
+
 @pytest.mark.one_of(2)
-@pytest.mark.parametrize("aggr", ["sum", "mean", "max", "min", "prod", "cat", None])
-def test_relations_are_reduced_as_stock_does(same_as_stock, report_of, aggr):
+@pytest.mark.parametrize("name", STACKED)
+def test_stacked_relations_equal_stock(same_as_stock, report_of, name):
+    aggr, make, change = STACKED[name]
     x, edges = few(typed_graph())
-    same_as_stock(hetero(edges, ALIKE["SAGE"], aggr=aggr), x, edges)
-    assert [row.layer for row in report_of()] == ["HeteroConv"]
-
-
-def test_one_layer_may_serve_several_relations(same_as_stock, report_of):
-    x, edges = few(typed_graph())
-    one = ALIKE["SAGE"]()
-    same_as_stock(hetero(edges, lambda: one), x, edges)
-    assert [row.layer for row in report_of()] == ["HeteroConv"]
-
-
-@pytest.mark.parametrize("what", ["no edges", "no nodes"])
-def test_hetero_graphs_of_nothing_equal_stock(same_as_stock, report_of, what):
-    x, edges = few(typed_graph())
-    if what == "no nodes":
+    if name == "no nodes":
         x["type1"] = torch.zeros(0, WIDTH, dtype=torch.float64, requires_grad=True)
-    edges = {
-        key: edge_index[:, :0] if what == "no edges" or "type1" in key else edge_index
-        for key, edge_index in edges.items()
-    }
-    same_as_stock(hetero(edges, ALIKE["SAGE"]), x, edges)
-    assert [row.layer for row in report_of()] == ["HeteroConv"]
+    given = change(edges)
+    same_as_stock(hetero(edges, make(), aggr=aggr), x, given)
+    (row,) = report_of()
+    reduce = "sum" if "aggregations" in name else "mean"
+    assert (row.layer, row.formula) == ("HeteroConv", f"{reduce}_j u0, {len(given)} relations")
 
 
 @pytest.mark.one_of(2)
-@pytest.mark.parametrize("kind", [GATConv, GATv2Conv, TransformerConv])
+@pytest.mark.parametrize("kind", [pyg.GATConv, pyg.GATv2Conv, pyg.TransformerConv])
 def test_attention_is_a_call_of_each_layer(same_as_stock, report_of, kind):
     x, edges = few(typed_graph(), 6)
-    options = {} if kind is TransformerConv else {"add_self_loops": False}
+    options = {} if kind is pyg.TransformerConv else {"add_self_loops": False}
     same_as_stock(hetero(edges, lambda: kind(WIDTH, 3, heads=2, **options)), x, edges)
     assert {row.layer for row in report_of() if row.formula} == {kind.__name__}
     assert sum(row.calls for row in report_of()) == len(edges)
 
 
-def test_edge_types_without_edges_in_a_call_take_no_part(same_as_stock, report_of):
-    x, edges = typed_graph()
-    layer = hetero(edges, ALIKE["SAGE"])
-    some = {key: edges[key] for number, key in enumerate(edges) if number % 3}
-    same_as_stock(layer, x, some)
-    assert f"{len(some)} relations" in report_of()[0].formula
-
-
-def changed(edges: Any, change: Callable[[Any], Any]) -> HeteroConv:
+def changed(edges: Any, change: Callable[[Any], Any]) -> pyg.HeteroConv:
     layer = hetero(edges, ALIKE["SAGE"])
     change(layer)
     return layer
 
 
-def first(layer: HeteroConv) -> Any:
+def first(layer: pyg.HeteroConv) -> Any:
     return next(iter(layer.convs.values()))
 
 
-def own_forward(layer: HeteroConv) -> None:
+def own_forward(layer: pyg.HeteroConv) -> None:
     conv = first(layer)
     conv.forward = lambda *args, forward=conv.forward: 2 * forward(*args)
 
 
-def own_step(layer: HeteroConv) -> None:
+def own_step(layer: pyg.HeteroConv) -> None:
     conv = first(layer)
     conv.edge_update = lambda *args, step=conv.edge_update, **given: 2 * step(*args, **given)
 
 
-def new_roots(layer: HeteroConv) -> None:
+def new_roots(layer: pyg.HeteroConv) -> None:
     for conv in layer.convs.values():
-        conv.lin_r = Linear(WIDTH, 4).double()
+        conv.lin_r = pyg.Linear(WIDTH, 4).double()
 
 
-def shared(edges: Any) -> HeteroConv:
-    conv = SAGEConv(WIDTH, 4, normalize=True)
-    return hetero(edges, lambda: conv)
-
-
-def of_widths(edges: Any) -> HeteroConv:
+def of_widths(edges: Any) -> pyg.HeteroConv:
     widths = iter([5] + [4] * len(edges))
-    return hetero(edges, lambda: SAGEConv(WIDTH, next(widths)), aggr="cat")
+    return hetero(edges, lambda: pyg.SAGEConv(WIDTH, next(widths)), aggr="cat")
 
 
-UNLIKE: dict[str, Callable[[Any], HeteroConv]] = {
-    "a normalised result": shared,
+UNLIKE: dict[str, Callable[[Any], pyg.HeteroConv]] = {
+    "a normalised result": lambda edges: (lambda conv: hetero(edges, lambda: conv))(
+        pyg.SAGEConv(WIDTH, 4, normalize=True)
+    ),
     "a step for an edge": lambda edges: changed(edges, own_step),
-    "projected": lambda edges: hetero(edges, lambda: SAGEConv(WIDTH, 4, project=True)),
+    "projected": lambda edges: hetero(edges, lambda: pyg.SAGEConv(WIDTH, 4, project=True)),
     "hooks": lambda edges: changed(
         edges, lambda layer: first(layer).lin_l.register_forward_hook(lambda *_: None)
     ),
@@ -284,7 +280,7 @@ UNLIKE: dict[str, Callable[[Any], HeteroConv]] = {
     "a forward of its own": lambda edges: changed(edges, own_forward),
     "a bias of the root": lambda edges: changed(edges, new_roots),
     "several aggregations": lambda edges: hetero(
-        edges, lambda: SAGEConv(WIDTH, 4, aggr=["max", "mean"])
+        edges, lambda: pyg.SAGEConv(WIDTH, 4, aggr=["max", "mean"])
     ),
     "widths": of_widths,
 }
@@ -317,6 +313,13 @@ def test_autocast_is_left_to_the_layers(report_of):
     assert "HeteroConv" not in {row.layer for row in report_of()}
 
 
+def raises_as_stock(layer: torch.nn.Module, *args: Any) -> None:
+    with pytest.raises((ValueError, RuntimeError, IndexError)) as stock:
+        layer(*args)
+    with pyg_accel.patched(), pytest.raises(stock.type):
+        layer(*args)
+
+
 @pytest.mark.one_of(3)
 @pytest.mark.parametrize("end", [0, 1])
 @pytest.mark.parametrize("bad", [-1, 1000])
@@ -328,30 +331,20 @@ def test_ids_out_of_range_raise_what_stock_raises(end, bad, homogeneous):
     key = next(key for key in edges if edges[key].size(1) > 3)
     edges[key] = edges[key].clone()
     edges[key][end, 3] = bad
-    calls = [
-        (RGCNConv(WIDTH, 4, RELATIONS).double(), (x, wrong, edge_type)),
-        (hetero(edges, ALIKE["SAGE"]), (xs, edges)),
-    ]
-    for layer, args in calls:
-        with pytest.raises((ValueError, RuntimeError, IndexError)) as stock:
-            layer(*args)
-        with pyg_accel.patched(), pytest.raises(stock.type):
-            layer(*args)
+    raises_as_stock(pyg.RGCNConv(WIDTH, 4, RELATIONS).double(), x, wrong, edge_type)
+    raises_as_stock(hetero(edges, ALIKE["SAGE"]), xs, edges)
 
 
 def test_relations_that_are_bytes_raise_what_stock_raises(homogeneous):
     x, edge_index, edge_type = homogeneous
-    layer = RGCNConv(WIDTH, 4, RELATIONS).double()
-    with pytest.raises(RuntimeError):
-        layer(x, edge_index, edge_type.to(torch.uint8))
-    with pyg_accel.patched(), pytest.raises(RuntimeError):
-        layer(x, edge_index, edge_type.to(torch.uint8))
+    layer = pyg.RGCNConv(WIDTH, 4, RELATIONS).double()
+    raises_as_stock(layer, x, edge_index, edge_type.to(torch.uint8))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_has_the_type_of_stock(dtype, homogeneous):
     x, edge_index, edge_type = homogeneous
-    layer, x = RGCNConv(WIDTH, 4, RELATIONS).to(dtype), x.detach().to(dtype)
+    layer, x = pyg.RGCNConv(WIDTH, 4, RELATIONS).to(dtype), x.detach().to(dtype)
     expected = layer(x, edge_index, edge_type)
     with pyg_accel.patched():
         torch.testing.assert_close(layer(x, edge_index, edge_type), expected, rtol=0.05, atol=0.05)
@@ -431,7 +424,7 @@ def test_a_few_relations_are_stacked_where_they_are_large_together(report_of, ed
 
 def test_lazy_layers_find_their_sizes_first(same_as_stock):
     x, edges = typed_graph()
-    layer = hetero(edges, lambda: SAGEConv((-1, -1), 4))
+    layer = hetero(edges, lambda: pyg.SAGEConv((-1, -1), 4))
     with pyg_accel.patched():
         layer(x, edges)
     same_as_stock(layer, x, edges)
@@ -439,7 +432,7 @@ def test_lazy_layers_find_their_sizes_first(same_as_stock):
 
 def test_a_transformer_over_a_hundred_edge_types_equals_stock(same_as_stock):
     x, edges = typed_graph()
-    layer = HGTConv(WIDTH, WIDTH, (list(x), list(edges)), heads=2)
+    layer = pyg.HGTConv(WIDTH, WIDTH, (list(x), list(edges)), heads=2)
     same_as_stock(layer.double(), x, edges)
 
 
@@ -455,38 +448,37 @@ def formulas(rows: list[Any]) -> list[str]:
 )
 @pytest.mark.parametrize("aggr", ["mean", "add", "max", "min"])
 def test_all_relations_are_one_call(same_as_stock, homogeneous, report_of, options, aggr):
-    same_as_stock(RGCNConv(WIDTH, 12, RELATIONS, aggr=aggr, **options).double(), *homogeneous)
+    same_as_stock(pyg.RGCNConv(WIDTH, 12, RELATIONS, aggr=aggr, **options).double(), *homogeneous)
     reduce = {"add": "sum"}.get(aggr, aggr)
     assert formulas(report_of()) == [f"{reduce}_j u0, {RELATIONS} relations"]
     assert report_of()[0].calls == 1
 
 
-def test_source_and_target_nodes_may_differ(same_as_stock, homogeneous, report_of):
-    x, edge_index, edge_type = homogeneous
+def pairs(x: Any, edge_index: Any, edge_type: Any) -> tuple[Any, ...]:
     y = torch.randn(30, 5, dtype=torch.float64, requires_grad=True)
-    edge_index = torch.stack([edge_index[0], edge_index[1] // 2])
-    same_as_stock(RGCNConv((WIDTH, 5), 4, RELATIONS).double(), (x, y), edge_index, edge_type)
+    return (x, y), torch.stack([edge_index[0], edge_index[1] // 2]), edge_type
+
+
+GRAPHS = {
+    "two kinds of nodes": ({"in_channels": (WIDTH, 5)}, pairs),
+    "the other flow": ({"flow": "target_to_source"}, lambda *given: given),
+    "no edge": ({}, lambda x, edges, types: (x, edges[:, :0], types[:0])),
+    "one edge": ({}, lambda x, edges, types: (x, edges[:, :1], types[:1])),
+}
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_relations_of_other_graphs_equal_stock(same_as_stock, homogeneous, report_of, name):
+    options, given = GRAPHS[name]
+    layer = pyg.RGCNConv(**{"in_channels": WIDTH} | options, out_channels=4,
+                         num_relations=RELATIONS)  # fmt: skip
+    same_as_stock(layer.double(), *given(*homogeneous))
     assert "relations" in report_of()[0].formula
-
-
-def test_the_other_flow(same_as_stock, homogeneous, report_of):
-    layer = RGCNConv(WIDTH, 4, RELATIONS, flow="target_to_source").double()
-    same_as_stock(layer, *homogeneous)
-    assert "relations" in report_of()[0].formula
-
-
-@pytest.mark.parametrize("edges", [0, 1])
-def test_graphs_with_hardly_an_edge(same_as_stock, edges):
-    x = torch.randn(NODES, WIDTH, dtype=torch.float64, requires_grad=True)
-    types = torch.randint(RELATIONS, (edges,))
-    same_as_stock(
-        RGCNConv(WIDTH, 4, RELATIONS).double(), x, torch.randint(NODES, (2, edges)), types
-    )
 
 
 def test_relations_that_change_in_place_are_seen(homogeneous):
     x, edge_index, edge_type = homogeneous
-    layer = RGCNConv(WIDTH, 4, RELATIONS).double()
+    layer = pyg.RGCNConv(WIDTH, 4, RELATIONS).double()
     with pyg_accel.patched():
         first = layer(x, edge_index, edge_type)
         assert torch.equal(layer(x, edge_index, edge_type), first)
@@ -499,27 +491,15 @@ def test_relations_that_change_in_place_are_seen(homogeneous):
 def test_relations_are_reduced_by_the_aggregation_that_a_layer_has(
     same_as_stock, homogeneous, report_of
 ):
-    layer = RGCNConv(WIDTH, 4, RELATIONS, aggr="mean").double()
-    layer.aggr_module = SumAggregation()
+    layer = pyg.RGCNConv(WIDTH, 4, RELATIONS, aggr="mean").double()
+    layer.aggr_module = pyg.aggr.SumAggregation()
     same_as_stock(layer, *homogeneous)
     layer.aggr = "max"  # says nothing, once a layer has been made
     same_as_stock(layer, *homogeneous)
     assert {row.formula for row in report_of()} == {f"sum_j u0, {RELATIONS} relations"}
 
 
-@pytest.mark.parametrize("kind", [SAGEConv, GraphConv])
-def test_types_of_edges_are_reduced_by_the_aggregations_that_layers_have(
-    same_as_stock, report_of, kind
-):
-    x, edges = typed_graph()
-    model = hetero(edges, lambda: kind(WIDTH, 4, aggr="mean"))
-    for conv in model.convs.values():
-        conv.aggr_module = SumAggregation()
-    same_as_stock(model, x, edges)
-    assert [row.formula for row in report_of()] == [f"sum_j u0, {RELATIONS} relations"]
-
-
-class Twice(RGCNConv):
+class Twice(pyg.RGCNConv):
     """A message of its own, which no stacked kernel knows."""
 
     def message(self, x_j, edge_type_ptr):
@@ -530,7 +510,10 @@ def test_what_the_stacked_kernels_do_not_know_is_a_call_a_relation(
     same_as_stock, homogeneous, report_of
 ):
     x, edge_index, edge_type = homogeneous
-    for layer, given in ((Twice(WIDTH, 4, RELATIONS), x), (RGCNConv(NODES, 4, RELATIONS), None)):
+    for layer, given in (
+        (Twice(WIDTH, 4, RELATIONS), x),
+        (pyg.RGCNConv(NODES, 4, RELATIONS), None),
+    ):
         pyg_accel.reset_report()
         same_as_stock(layer.double(), given, edge_index, edge_type)
         assert not any("relations" in row.formula for row in report_of())
@@ -538,7 +521,7 @@ def test_what_the_stacked_kernels_do_not_know_is_a_call_a_relation(
 
 @pytest.mark.parametrize("what", ["hook", "message"])
 def test_whoever_waits_for_calls_of_each_relation_gets_them(same_as_stock, homogeneous, what):
-    layer = RGCNConv(WIDTH, 4, RELATIONS).double()
+    layer = pyg.RGCNConv(WIDTH, 4, RELATIONS).double()
     if what == "hook":
         layer.aggr_module.register_forward_hook(lambda module, args, out: 2 * out)
     else:
@@ -547,7 +530,7 @@ def test_whoever_waits_for_calls_of_each_relation_gets_them(same_as_stock, homog
 
 
 def test_verification_covers_relations(homogeneous, monkeypatch):
-    layer = RGCNConv(WIDTH, 4, RELATIONS).double()
+    layer = pyg.RGCNConv(WIDTH, 4, RELATIONS).double()
     settings.verify = True
     with pyg_accel.patched():
         copy.deepcopy(layer)(*homogeneous)
@@ -558,17 +541,11 @@ def test_verification_covers_relations(homogeneous, monkeypatch):
             layer(*homogeneous)
 
 
-def test_relations_out_of_range_are_refused(homogeneous):
-    x, edge_index, edge_type = homogeneous
-    with pyg_accel.patched(), pytest.raises(RuntimeError, match="out of bounds"):
-        RGCNConv(WIDTH, 4, RELATIONS).double()(x, edge_index, edge_type + 50)
-
-
 def test_relations_of_a_small_graph_are_stacked_at_default_settings(homogeneous, report_of):
     settings.always = False
     x, edge_index, edge_type = homogeneous
     with pyg_accel.patched():
-        RGCNConv(WIDTH, 4, RELATIONS).double()(x, edge_index, edge_type)
+        pyg.RGCNConv(WIDTH, 4, RELATIONS).double()(x, edge_index, edge_type)
         assert formulas(report_of()) == [f"mean_j u0, {RELATIONS} relations"]
 
 
@@ -592,7 +569,7 @@ def test_attention_over_relations_has_no_matrix_an_edge(
 ):
     x, edge_index, edge_type = homogeneous
     x = torch.randn(NODES, 24, dtype=torch.float64, requires_grad=True)
-    layer = RGATConv(24, 20, RELATIONS, heads=4, **options).double()
+    layer = pyg.RGATConv(24, 20, RELATIONS, heads=4, **options).double()
     edge_attr = torch.randn(EDGES, 3, dtype=torch.float64) if "edge_dim" in options else None
     same_as_stock(layer, x, edge_index, edge_type, edge_attr)
     (row,) = report_of()
@@ -603,11 +580,11 @@ def test_attention_over_relations_has_no_matrix_an_edge(
 def test_a_matrix_an_edge_is_read_from_pairs(same_as_stock, homogeneous, report_of, aggr):
     x, edge_index, edge_type = homogeneous
     x = torch.randn(NODES, 24, dtype=torch.float64, requires_grad=True)
-    same_as_stock(FastRGCNConv(24, 20, RELATIONS, aggr=aggr).double(), x, edge_index, edge_type)
+    same_as_stock(pyg.FastRGCNConv(24, 20, RELATIONS, aggr=aggr).double(), x, edge_index, edge_type)
     assert any("u" in row.formula for row in report_of())
 
 
-class Typed(MessagePassing):
+class Typed(pyg.MessagePassing):
     """A matrix per relation at both ends, a function of the product, and more than a product."""
 
     def __init__(self) -> None:
@@ -631,8 +608,11 @@ def test_products_of_both_ends_in_a_layer_of_ones_own(same_as_stock, homogeneous
     same_as_stock(Typed().double(), x, edge_index[:, :edges], edge_type[:edges])
 
 
-def test_types_of_edges_out_of_range_are_refused(homogeneous):
+@pytest.mark.parametrize("kind, error", [
+    (pyg.RGCNConv, (RuntimeError, "out of bounds")), (pyg.RGATConv, (IndexError, "relation ids")),
+])  # fmt: skip
+def test_relations_out_of_range_are_refused(homogeneous, kind, error):
     x, edge_index, edge_type = homogeneous
-    layer = RGATConv(WIDTH, 24, RELATIONS).double()
-    with pyg_accel.patched(), pytest.raises(IndexError, match="relation ids"):
+    layer = kind(WIDTH, 24, RELATIONS).double()
+    with pyg_accel.patched(), pytest.raises(error[0], match=error[1]):
         layer(x, edge_index, edge_type + 50)

@@ -5,39 +5,30 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch_geometric.nn as pyg
 from torch import Tensor
 from torch.nn import Linear
-from torch_geometric.nn import (
-    CGConv,
-    EdgeConv,
-    FeaStConv,
-    GCNConv,
-    GINConv,
-    GINEConv,
-    MessagePassing,
-    SAGEConv,
-    SimpleConv,
-    TransformerConv,
-)
 
 import pyg_accel
 from pyg_accel.settings import settings
 
 N, E, F = 40, 200, 8
-LAYERS: dict[str, Callable[[], MessagePassing]] = {
-    "cg": lambda: CGConv(F),
-    "edge": lambda: EdgeConv(Linear(2 * F, F)),
-    "feast": lambda: FeaStConv(F, F),
-    "gcn": lambda: GCNConv(F, F),
-    "gin": lambda: GINConv(Linear(F, F)),
-    "gine": lambda: GINEConv(Linear(F, F)),
-    "sage": lambda: SAGEConv(F, F),
-    "std": lambda: SimpleConv("std"),
-    "transformer": lambda: TransformerConv(F, F),
+LAYERS: dict[str, Callable[[], pyg.MessagePassing]] = {
+    "cg": lambda: pyg.CGConv(F),
+    "edge": lambda: pyg.EdgeConv(Linear(2 * F, F)),
+    "feast": lambda: pyg.FeaStConv(F, F),
+    "gcn": lambda: pyg.GCNConv(F, F),
+    "gin": lambda: pyg.GINConv(Linear(F, F)),
+    "gine": lambda: pyg.GINEConv(Linear(F, F)),
+    "sage": lambda: pyg.SAGEConv(F, F),
+    "std": lambda: pyg.SimpleConv("std"),
+    "transformer": lambda: pyg.TransformerConv(F, F),
 }
 
 
-def outcome(layer: MessagePassing, x: Tensor, extra: tuple[Tensor, ...], *, times: int) -> object:
+def outcome(
+    layer: pyg.MessagePassing, x: Tensor, extra: tuple[Tensor, ...], *, times: int
+) -> object:
     """Gradients of the last of some calls, or the error."""
     edge_index = torch.randint(N, (2, E), generator=torch.Generator().manual_seed(0))
     for _ in range(times):

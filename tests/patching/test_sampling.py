@@ -6,16 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch_geometric.nn as pyg
 from torch import Tensor
 from torch_geometric.data import Data
-from torch_geometric.nn import (
-    EdgeCNN,
-    GATConv,
-    GCNConv,
-    GraphSAGE,
-    SAGEConv,
-    SimpleConv,
-)
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.typing import SparseTensor
 
@@ -42,7 +35,7 @@ def sampled_output(layer: torch.nn.Module, *args, width: int = 5, **how) -> Tens
 
 @pytest.mark.parametrize("strategy", ["bucket", "fastrand"])
 def test_means_go_over_the_sampled_edges(x, strategy, report_of):
-    found = sampled_output(SimpleConv(aggr="mean"), x, edge_index, strategy=strategy)
+    found = sampled_output(pyg.SimpleConv(aggr="mean"), x, edge_index, strategy=strategy)
     expected = ops.sampled_spmm(graph, x, width=5, strategy=strategy, reduce="mean")
     torch.testing.assert_close(found, expected)
     (row,) = report_of()
@@ -51,7 +44,7 @@ def test_means_go_over_the_sampled_edges(x, strategy, report_of):
 
 @pytest.mark.parametrize("rescale", ["row", "none"])
 def test_weighted_sums_of_a_gcn_are_sampled_and_rescaled(x, rescale, report_of):
-    layer = GCNConv(6, 6, bias=False)
+    layer = pyg.GCNConv(6, 6, bias=False)
     found = sampled_output(layer, x, edge_index, rescale=rescale)
     loops, weight = gcn_norm(edge_index, num_nodes=NODES)
     whole = Graph.from_edge_index(loops, (NODES, NODES))
@@ -62,7 +55,7 @@ def test_weighted_sums_of_a_gcn_are_sampled_and_rescaled(x, rescale, report_of):
 
 
 def test_a_width_above_every_degree_changes_nothing(x, always):
-    for layer in (SAGEConv(6, 3), GCNConv(6, 3), GATConv(6, 3, heads=2)):
+    for layer in (pyg.SAGEConv(6, 3), pyg.GCNConv(6, 3), pyg.GATConv(6, 3, heads=2)):
         layer.eval()
         with pyg_accel.patched(), torch.no_grad():
             exact = layer(x, edge_index)
@@ -71,7 +64,7 @@ def test_a_width_above_every_degree_changes_nothing(x, always):
 
 
 def test_attention_weighs_the_sampled_edges(x, report_of):
-    out = sampled_output(GATConv(6, 3, heads=2), x, edge_index)
+    out = sampled_output(pyg.GATConv(6, 3, heads=2), x, edge_index)
     assert out.isfinite().all()
     formulas = [row.formula for row in report_of()]
     assert any("sum_j mul(e0,u1) over 5 edges by fastrand" in text for text in formulas)
@@ -79,7 +72,7 @@ def test_attention_weighs_the_sampled_edges(x, report_of):
 
 @pytest.mark.parametrize("aggr", ["max", ["mean", "max"], "std"], ids=str)
 def test_other_aggregations_stay_exact_and_the_report_says_so(x, aggr, report_of, always):
-    layer = SimpleConv(aggr=aggr)
+    layer = pyg.SimpleConv(aggr=aggr)
     with pyg_accel.patched():
         exact = layer.eval()(x, edge_index)
     pyg_accel.reset_report()
@@ -88,11 +81,11 @@ def test_other_aggregations_stay_exact_and_the_report_says_so(x, aggr, report_of
 
 
 def test_messages_that_are_no_product_stay_exact(x, report_of):
-    class Gated(SimpleConv):
+    class Gated(pyg.SimpleConv):
         def message(self, x_i, x_j):
             return torch.sigmoid(x_i) * x_j
 
-    class PerFeature(SimpleConv):
+    class PerFeature(pyg.SimpleConv):
         def message(self, x_j):
             return x_j * torch.ones(EDGES, 6)
 
@@ -103,7 +96,7 @@ def test_messages_that_are_no_product_stay_exact(x, report_of):
 
 @pytest.mark.parametrize("kind", ["torch_csr", "torch_coo", "sparse_tensor"])
 def test_sparse_matrices_are_sampled_too(x, kind, report_of):
-    layer = SAGEConv(6, 3)
+    layer = pyg.SAGEConv(6, 3)
     if kind == "sparse_tensor":
         pytest.importorskip("torch_sparse")
         adj = SparseTensor.from_edge_index(edge_index, sparse_sizes=(NODES, NODES)).t()
@@ -115,7 +108,7 @@ def test_sparse_matrices_are_sampled_too(x, kind, report_of):
 
 
 def test_training_is_refused(x):
-    layer = SAGEConv(6, 3)
+    layer = pyg.SAGEConv(6, 3)
     with pyg_accel.patched(), pyg_accel.sampled(5):
         with pytest.raises(RuntimeError, match=r"(?s)SAGEConv.*eval"):
             layer(x, edge_index)
@@ -145,7 +138,7 @@ def test_what_does_not_fit_is_refused(how, words):
 
 
 def test_blocks_nest_and_end_with_an_exception(x):
-    layer = SimpleConv(aggr="sum").eval()
+    layer = pyg.SimpleConv(aggr="sum").eval()
     with pyg_accel.patched():
         exact = layer(x, edge_index)
         with pyg_accel.sampled(5):
@@ -162,11 +155,11 @@ def test_blocks_nest_and_end_with_an_exception(x):
 
 def test_a_sample_is_not_verified(x):
     settings.verify = True
-    sampled_output(SimpleConv(aggr="sum"), x, edge_index)
+    sampled_output(pyg.SimpleConv(aggr="sum"), x, edge_index)
 
 
 def test_only_the_layers_of_a_patched_model_are_sampled(x, report_of):
-    ours, theirs = SimpleConv(aggr="sum").eval(), SimpleConv(aggr="sum").eval()
+    ours, theirs = pyg.SimpleConv(aggr="sum").eval(), pyg.SimpleConv(aggr="sum").eval()
     with pyg_accel.patched(ours), pyg_accel.sampled(2):
         assert not torch.allclose(ours(x, edge_index), theirs(x, edge_index))
     (row,) = report_of()
@@ -175,7 +168,7 @@ def test_only_the_layers_of_a_patched_model_are_sampled(x, report_of):
 
 @pytest.mark.slow
 def test_compiled_models_follow_the_block(x):
-    layer = SimpleConv(aggr="sum").eval()
+    layer = pyg.SimpleConv(aggr="sum").eval()
     with pyg_accel.patched(), torch.no_grad():
         compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
         exact = compiled(x, edge_index)
@@ -194,7 +187,7 @@ class Mean(torch.nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv = SimpleConv(aggr="mean")
+        self.conv = pyg.SimpleConv(aggr="mean")
 
     def forward(self, x: Tensor, edge_index: Tensor, edge_weight: Tensor | None = None) -> Tensor:
         return self.conv(x, edge_index, edge_weight)
@@ -269,14 +262,14 @@ def test_calibration_takes_weights_metrics_and_matrices():
         other = Data(x=data.x, y=data.y)
         other[name] = matrix
         found = pyg_accel.calibrate_sampling(
-            SAGEConv(2, 2), other, data.val_mask, widths=(8,), metric=metric
+            pyg.SAGEConv(2, 2), other, data.val_mask, widths=(8,), metric=metric
         )
         assert found == 8
 
 
 def test_calibration_refuses_a_model_of_which_nothing_is_sampled():
     data = noisy_task()
-    for model in (GraphSAGE(2, 8, 2, 2, aggr="max"), EdgeCNN(2, 8, 2, 2)):
+    for model in (pyg.GraphSAGE(2, 8, 2, 2, aggr="max"), pyg.EdgeCNN(2, 8, 2, 2)):
         name = type(model).__name__
         with pytest.raises(ValueError, match=f"nothing of {name} is sampled"):
             pyg_accel.calibrate_sampling(model, data, data.val_mask)
@@ -335,7 +328,7 @@ def test_calibration_refuses_what_does_not_fit():
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("conv", [GCNConv, SAGEConv])
+@pytest.mark.parametrize("conv", [pyg.GCNConv, pyg.SAGEConv])
 @pytest.mark.parametrize("name", ["Cora", "facebook-pages"])
 def test_a_calibrated_width_keeps_the_accuracy_of_trained_models(name, conv, data_root):
     benchmark = pytest.importorskip("benchmarks.papers.es_spmm.models")

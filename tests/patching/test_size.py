@@ -5,19 +5,8 @@ import json
 
 import pytest
 import torch
+import torch_geometric.nn as pyg
 from torch.utils.checkpoint import checkpoint
-from torch_geometric.nn import (
-    EdgeConv,
-    GATConv,
-    GCNConv,
-    GINConv,
-    GINEConv,
-    HeteroConv,
-    RGCNConv,
-    SAGEConv,
-    SimpleConv,
-    TransformerConv,
-)
 
 import pyg_accel
 from benchmarks.layers.modes import traces
@@ -153,7 +142,7 @@ def test_the_bytes_of_a_call_are_those_of_a_node_or_an_edge(shape, node_dim, wid
 @pytest.mark.parametrize("name", ["SAGE", "GCN"])
 def test_a_new_graph_stays_with_pyg_and_is_accelerated_when_it_comes_again(name, numbers):
     numbers(NEW)
-    layer = {"SAGE": SAGEConv, "GCN": GCNConv}[name](F, F).double()
+    layer = {"SAGE": pyg.SAGEConv, "GCN": pyg.GCNConv}[name](F, F).double()
     x, right = torch.randn(20, F, dtype=torch.float64), []
     with pyg_accel.patched():
         for _ in range(2):  # recorded
@@ -172,7 +161,7 @@ def test_a_new_graph_stays_with_pyg_and_is_accelerated_when_it_comes_again(name,
 
 def test_layers_tell_by_themselves_whether_a_graph_is_new(numbers):
     numbers(NEW)
-    first, second, x = SAGEConv(F, F), SAGEConv(F, F), torch.randn(20, F)
+    first, second, x = pyg.SAGEConv(F, F), pyg.SAGEConv(F, F), torch.randn(20, F)
     with pyg_accel.patched(), torch.no_grad():
         for layer in (first, second):
             for _ in range(2):
@@ -187,7 +176,7 @@ def test_of_a_new_graph_that_is_left_to_pyg_nothing_is_remembered(numbers):
     def stored():
         return sum(isinstance(value, _Remembered) for value in derived.values())
 
-    layer, x = GCNConv(F, F), torch.randn(20, F)
+    layer, x = pyg.GCNConv(F, F), torch.randn(20, F)
     with pyg_accel.patched():
         for _ in range(2):
             layer(x, graph())
@@ -200,7 +189,7 @@ def test_of_a_new_graph_that_is_left_to_pyg_nothing_is_remembered(numbers):
 
 def test_always_ignores_sizes(numbers):
     numbers(DEAR)
-    layer = GINEConv(torch.nn.Linear(F, 3))
+    layer = pyg.GINEConv(torch.nn.Linear(F, 3))
     args = torch.randn(20, F), graph(), torch.randn(E, F)
     with pyg_accel.patched():
         layer(*args)
@@ -209,12 +198,12 @@ def test_always_ignores_sizes(numbers):
         assert outcomes(layer, args, args) == ["sum_j relu(add(u0,e1))"] * 2
 
 
-class Pool(GCNConv):
+class Pool(pyg.GCNConv):
     """A layer on a small graph whose forward calls another one on a large graph."""
 
     def __init__(self) -> None:
         super().__init__(8, 8)
-        self.inner = SimpleConv("sum")
+        self.inner = pyg.SimpleConv("sum")
 
     def forward(self, x, edge_index, fine):
         return super().forward(self.inner(x.relu(), fine), edge_index)
@@ -251,7 +240,7 @@ def test_a_checkpoint_runs_a_call_alike_whatever_is_known_by_then(between):
 
 def test_a_checkpoint_of_a_new_graph_runs_a_call_alike(numbers):
     numbers(NEW)
-    layer, x, edges = SAGEConv(F, F), torch.randn(20, F, requires_grad=True), graph()
+    layer, x, edges = pyg.SAGEConv(F, F), torch.randn(20, F, requires_grad=True), graph()
     right = torch.autograd.grad(layer(x, edges).square().sum(), x)[0]
     with pyg_accel.patched():
         for _ in range(3):
@@ -265,7 +254,7 @@ def test_a_checkpoint_of_a_new_graph_runs_a_call_alike(numbers):
 class _TwoRelations(torch.nn.Module):
     def __init__(self):
         super().__init__()
-        self.convs = HeteroConv({("n", r, "n"): SAGEConv(F, F) for r in "ab"})
+        self.convs = pyg.HeteroConv({("n", r, "n"): pyg.SAGEConv(F, F) for r in "ab"})
 
     def forward(self, x, edge_index):
         return self.convs({"n": x}, {("n", r, "n"): edge_index for r in "ab"})["n"]
@@ -279,12 +268,12 @@ def test_a_checkpoint_runs_a_call_twice_alike(name, edges):
     attributes = [torch.randn(edges, 4)] if name in ("GINE", "Transformer") else []
     attributes = [torch.randint(3, (edges,))] if name == "RGCN" else attributes
     layer = {
-        "SAGE": lambda: SAGEConv(F, F),
-        "GCN": lambda: GCNConv(F, F),
-        "GINE": lambda: GINEConv(torch.nn.Linear(F, F), edge_dim=4),
-        "GAT": lambda: GATConv(F, 5, heads=2),
-        "Transformer": lambda: TransformerConv(F, 5, heads=2, edge_dim=4),
-        "RGCN": lambda: RGCNConv(F, F, 3),
+        "SAGE": lambda: pyg.SAGEConv(F, F),
+        "GCN": lambda: pyg.GCNConv(F, F),
+        "GINE": lambda: pyg.GINEConv(torch.nn.Linear(F, F), edge_dim=4),
+        "GAT": lambda: pyg.GATConv(F, 5, heads=2),
+        "Transformer": lambda: pyg.TransformerConv(F, 5, heads=2, edge_dim=4),
+        "RGCN": lambda: pyg.RGCNConv(F, F, 3),
         "Hetero": _TwoRelations,
     }[name]()
     x = torch.randn(edges // 8, F, requires_grad=True)
@@ -300,7 +289,7 @@ def test_a_checkpoint_runs_a_call_twice_alike(name, edges):
 
 def test_nothing_is_left_behind_by_a_small_call_that_raises(numbers):
     numbers(DEAR)
-    layer, x = SAGEConv(F, F), torch.randn(20, F)
+    layer, x = pyg.SAGEConv(F, F), torch.randn(20, F)
     with pyg_accel.patched():
         for _ in range(3):
             layer(x, graph())
@@ -312,7 +301,7 @@ def test_nothing_is_left_behind_by_a_small_call_that_raises(numbers):
 def test_a_fallback_is_found_once_even_where_patch_goes_on_and_off():
     linear = torch.nn.Linear
     network = torch.nn.Sequential(linear(4 * F, 32), torch.nn.BatchNorm1d(32), linear(32, 3))
-    layer, x, edges = EdgeConv(network), torch.randn(20, 2 * F), graph()
+    layer, x, edges = pyg.EdgeConv(network), torch.randn(20, 2 * F), graph()
     with traces() as entered:
         for _ in range(4):
             with pyg_accel.patched():
@@ -324,10 +313,10 @@ def test_a_fallback_is_found_once_even_where_patch_goes_on_and_off():
 def test_sums_over_a_known_graph_are_accelerated_at_default_settings(name):
     x, edges = torch.randn(1_000, 16), graph(10_000, 1_000)
     layer, rest = {
-        "GIN": (GINConv(torch.nn.Linear(16, 16)), ()),
-        "GCN": (GCNConv(16, 16), ()),
-        "RGCN": (RGCNConv(16, 16, 4), (torch.randint(4, (10_000,)),)),
-        "Cora": (SAGEConv(1433, 8), ()),
+        "GIN": (pyg.GINConv(torch.nn.Linear(16, 16)), ()),
+        "GCN": (pyg.GCNConv(16, 16), ()),
+        "RGCN": (pyg.RGCNConv(16, 16, 4), (torch.randint(4, (10_000,)),)),
+        "Cora": (pyg.SAGEConv(1433, 8), ()),
     }[name]
     if name == "Cora":
         x, edges = torch.randn(2708, 1433), graph(10_556, 2708)
@@ -345,8 +334,9 @@ def test_sums_over_a_known_graph_are_accelerated_at_default_settings(name):
 @pytest.mark.one_of(2)
 @pytest.mark.parametrize("edges", [12, 3000])
 @pytest.mark.parametrize("make", [
-    lambda: GATConv(F, 4, heads=2, dropout=0.5), lambda: GCNConv(F, 4), lambda: SAGEConv(F, 4),
-    lambda: TransformerConv(F, 4), lambda: EdgeConv(torch.nn.Linear(2 * F, 4)),
+    lambda: pyg.GATConv(F, 4, heads=2, dropout=0.5), lambda: pyg.GCNConv(F, 4),
+    lambda: pyg.SAGEConv(F, 4),
+    lambda: pyg.TransformerConv(F, 4), lambda: pyg.EdgeConv(torch.nn.Linear(2 * F, 4)),
 ], ids=["gat", "gcn", "sage", "transformer", "edge"])  # fmt: skip
 @pytest.mark.parametrize("gradient", [False, True])
 def test_calls_of_one_kind_on_one_graph_are_made_in_one_way(make, edges, gradient):

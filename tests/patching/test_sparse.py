@@ -159,10 +159,7 @@ RUNS = {
     ("sage", "SparseTensor"): {"mean_j u0"},
     ("sage-max", "coo"): {"max_j mul(u0,e1)"},
     ("gin", "csc"): {"sum_j mul(u0,e1)"},
-    ("gat", "SparseTensor"): {
-        "softmax_j(leaky_relu(add(u0,v1),0.2))",
-        "sum_j mul(e0,u1)",
-    },
+    ("gat", "SparseTensor"): {"softmax_j(leaky_relu(add(u0,v1),0.2))", "sum_j mul(e0,u1)"},
     ("gatv2", "csr"): {
         "softmax_j(sum(mul(leaky_relu(add(v0,u1),0.2),v2)))",
         "sum_j mul(u0,e1)",  # weights leave a call that is recorded by itself

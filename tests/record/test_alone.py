@@ -1,7 +1,7 @@
 """Calls of propagate that are recorded by themselves, as the call of their layer cannot be."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -15,6 +15,7 @@ from torch_geometric.utils import to_torch_csr_tensor
 
 import pyg_accel
 from benchmarks.layers.modes import traces
+from tests.user_layers import says, written
 
 pytestmark = pytest.mark.usefixtures("always")
 
@@ -70,8 +71,23 @@ def change(*layers: MessagePassing) -> None:
                 p.mul_(-1.5)
 
 
-def as_it_is(edge_index: Tensor, nodes: int) -> Tensor:
-    return edge_index
+SIZES = [(9, 40)] * 3 + [(9, 41), (12, 70), (30, 300), (9, 40)]
+
+
+def alike(layer: Any, stock: Any, graphs: Iterable[tuple[Tensor, Any]],
+          call: Callable[..., Any] = plain) -> list[Any]:  # fmt: skip
+    """Compare calls with those of stock, between which parameters change; what the last traced."""
+    for number, (x, graph) in enumerate(graphs):
+        if number == 2:
+            change(layer, stock)
+        with pyg_accel.patched(), traces() as entered:
+            ours = outcome(layer, x, graph, call)
+        assert_alike(ours, outcome(stock, x, graph, call))
+    return entered
+
+
+def of_sizes(given: Callable[[Tensor, int], Any] = lambda graph, nodes: graph) -> Any:
+    return ((features(nodes), given(edges(nodes, count), nodes)) for nodes, count in SIZES)
 
 
 def as_matrix(edge_index: Tensor, nodes: int) -> Tensor:
@@ -88,39 +104,32 @@ def as_edge_index(edge_index: Tensor, nodes: int) -> EdgeIndex:
 @pytest.mark.parametrize("given", [as_matrix, as_edge_index])
 @pytest.mark.parametrize("name", [name for name in LAYERS if name not in ("gcn", "fa")])
 def test_programs_take_matrices_and_edge_indices(name, given):
-    layer = make(name)
-    stock = copy.deepcopy(layer)
     if given is as_matrix and name == "sage-max":
         pytest.skip("a product with the matrix")
-    sizes = [(9, 40)] * 3 + [(9, 41), (12, 70), (30, 300), (9, 40)]
-    for number, size in enumerate(sizes):
-        x, graph = features(size[0]), given(edges(*size), size[0])
-        if number == 2:
-            change(layer, stock)
-        with pyg_accel.patched(), traces() as entered:
-            ours = outcome(layer, x, graph)
-        assert_alike(ours, outcome(stock, x, graph))
-    assert not entered
+    layer = make(name)
+    assert not alike(layer, copy.deepcopy(layer), of_sizes(given))
 
 
-def test_values_of_a_matrix_may_change_in_place():
-    x, graph = features(9), as_matrix(edges(9, 40), 9)
-    layer = pyg.GATConv(F, H, edge_dim=1).double()
-    for turn in range(4):
-        with pyg_accel.patched():
-            ours = outcome(layer, x, graph)
-        assert_alike(ours, outcome(layer, x, graph))
-        graph.values().mul_(turn + 2)
+IN_PLACE = {
+    "values of a matrix": (
+        lambda: pyg.GATConv(F, H, edge_dim=1).double(), as_matrix,
+        lambda graph: graph.values().mul_(2.5)),
+    "an EdgeIndex": (
+        lambda: make("sage-max"), as_edge_index,
+        lambda graph: graph.as_tensor()[0].add_(1).remainder_(9)),
+}  # fmt: skip
 
 
-def test_an_edge_index_object_that_changes_in_place_is_another_graph():
-    x, graph = features(9), as_edge_index(edges(9, 40), 9)
-    layer = make("sage-max")
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_a_graph_that_changes_in_place_is_another(name):
+    build, given, change_it = IN_PLACE[name]
+    layer, x, graph = build(), features(9), given(edges(9, 40), 9)
     for _ in range(4):
         with pyg_accel.patched():
             ours = outcome(layer, x, graph)
         assert_alike(ours, outcome(layer, x, graph))
-        graph.as_tensor()[0].add_(1).remainder_(9)
+        change_it(graph)
 
 
 # -- hooks -----------------------------------------------------------------------------------------
@@ -132,33 +141,27 @@ def test_hooks_on_a_layer_are_called_and_propagate_is_a_program(name):
     stock = copy.deepcopy(layer)
     layer.register_forward_hook(lambda module, args, out: heard.append(out.shape) or out * 2)
     stock.register_forward_hook(lambda module, args, out: out * 2)
-    with pyg_accel.patched():
-        for number in range(4):
-            if number == 2:
-                change(layer, stock)
-            with traces() as entered:
-                ours = outcome(layer, x, graph)
-            assert_alike(ours, outcome(stock, x, graph))
+    entered = alike(layer, stock, [(x, graph)] * 4)
     assert len(heard) == 4 and not entered
 
 
-class Scaled(MessagePassing):
+SENT = written(
+    forward=lambda self, x, edge_index: self.propagate(edge_index, x=self.outside(x)),
+    message=lambda self, x_j: self.inside(x_j),
+)
+
+
+def sent(cls: Any = SENT) -> Any:
     """Has one layer outside of its message and one inside."""
+    return cls(outside=nn.Linear(F, H), inside=nn.Linear(H, H)).double()
 
-    def __init__(self) -> None:
-        super().__init__(aggr="sum")
-        self.outside, self.inside = nn.Linear(F, H), nn.Linear(H, H)
 
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        return self.propagate(edge_index, x=self.outside(x))
-
-    def message(self, x_j: Tensor) -> Tensor:
-        return self.inside(x_j)
+STEPS = ["", "", "outside", "", "inside", "", "", "remove", "", "outside", "inside", ""]
 
 
 @pytest.mark.parametrize("pre", [False, True], ids=["after", "before"])
 def test_a_hook_that_a_message_calls_is_called_whenever_it_comes(pre):
-    x, graph, layer = features(9), edges(9, 40), Scaled().double()
+    x, graph, layer = features(9), edges(9, 40), sent()
 
     def put(module: nn.Module, part: str) -> Any:
         module = getattr(module, part)
@@ -169,20 +172,7 @@ def test_a_hook_that_a_message_calls_is_called_whenever_it_comes(pre):
     stock = copy.deepcopy(layer)
     handles = []
     with pyg_accel.patched():
-        for step in (
-            "",
-            "",
-            "outside",
-            "",
-            "inside",
-            "",
-            "",
-            "remove",
-            "",
-            "outside",
-            "inside",
-            "",
-        ):
+        for step in STEPS:
             if step == "remove":
                 handles.pop().remove()
                 handles.pop().remove()
@@ -193,7 +183,7 @@ def test_a_hook_that_a_message_calls_is_called_whenever_it_comes(pre):
 
 def test_layers_with_hooks_share_no_program_with_layers_that_have_none():
     x, graph = features(9), edges(9, 40)
-    first, second = Scaled().double(), Scaled().double()
+    first, second = sent(), sent()
     first.outside.register_forward_hook(lambda module, args, out: out + 1)
     with pyg_accel.patched():
         for _ in range(3):
@@ -250,15 +240,7 @@ def test_weights_that_a_forward_reads_itself(hook):
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_checkpoint_runs_programs_and_equals_stock(name):
     layer = make(name)
-    stock = copy.deepcopy(layer)
-    for number, size in enumerate([(9, 40)] * 3 + [(9, 41), (12, 70), (30, 300), (9, 40)]):
-        x, graph = features(size[0]), edges(*size)
-        if number == 2:
-            change(layer, stock)
-        with pyg_accel.patched(), traces() as entered:
-            ours = outcome(layer, x, graph, checkpointed)
-        assert_alike(ours, outcome(stock, x, graph, checkpointed))
-    assert not entered
+    assert not alike(layer, copy.deepcopy(layer), of_sizes(), checkpointed)
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -275,25 +257,16 @@ def test_a_layer_inside_and_outside_of_a_checkpoint_in_one_step(name):
             assert_alike(outcome(layer, x, graph, both), outcome(stock, x, graph, both))
 
 
-class Counts(MessagePassing):
+def counts(self: Any, x_i: Tensor, x_j: Tensor) -> Tensor:
     """Draws random numbers, and counts its calls in a buffer and in an attribute."""
-
-    def __init__(self) -> None:
-        super().__init__(aggr="sum")
-        self.register_buffer("seen", torch.zeros(1, dtype=torch.float64))
-        self.calls = 0
-
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        return self.propagate(edge_index, x=x)
-
-    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
-        self.calls += 1
-        self.seen += 1
-        return nn.functional.dropout(x_i * x_j, 0.5, self.training)
+    self.calls += 1
+    self.seen += 1
+    return nn.functional.dropout(x_i * x_j, 0.5, self.training)
 
 
 def test_a_record_in_a_checkpoint_leaves_nothing_behind():
-    x, graph, layer = features(9), edges(9, 40), Counts()
+    x, graph, layer = features(9), edges(9, 40), says(counts, calls=0)()
+    layer.register_buffer("seen", torch.zeros(1, dtype=torch.float64))
     stock = copy.deepcopy(layer)
     with pyg_accel.patched():
         for _ in range(4):
@@ -305,9 +278,10 @@ def test_a_record_in_a_checkpoint_leaves_nothing_behind():
 # -- what is left to PyG ---------------------------------------------------------------------------
 
 
-class Reader(Scaled):
-    def message(self, x_j: Tensor, index: Tensor) -> Tensor:
-        return x_j * (2.0 if int(index.max()) > 3 else 1.0)
+READER = written(
+    SENT,
+    message=lambda self, x_j, index: x_j * (2.0 if int(index.max()) > 3 else 1.0),
+)
 
 
 @pytest.fixture
@@ -319,7 +293,7 @@ def reasons(report_of: Any) -> Iterator[Callable[[], set[str]]]:
 
 
 def test_what_cannot_be_recorded_is_pygs_with_the_reason(reasons):
-    x, graph, layer = features(9), edges(9, 40), Reader().double()
+    x, graph, layer = features(9), edges(9, 40), sent(READER)
     right = outcome(layer, x, graph)
     with pyg_accel.patched():
         for _ in range(3):

@@ -5,20 +5,8 @@ from typing import Any
 
 import pytest
 import torch
+import torch_geometric.nn as pyg
 from torch import Tensor
-from torch_geometric.nn import (
-    APPNP,
-    AGNNConv,
-    FAConv,
-    GATConv,
-    GATv2Conv,
-    GCN2Conv,
-    GCNConv,
-    LGConv,
-    SGConv,
-    SSGConv,
-    TAGConv,
-)
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.utils import add_self_loops, remove_self_loops
 
@@ -31,22 +19,22 @@ from pyg_accel.record.program import LayerProgram
 
 N, F = 40, 6
 LAYERS: dict[str, Callable[[], torch.nn.Module]] = {
-    "gcn": lambda: GCNConv(F, F),
-    "gcn, target to source": lambda: GCNConv(F, F, flow="target_to_source"),
-    "gcn without loops": lambda: GCNConv(F, F, add_self_loops=False),
-    "sg": lambda: SGConv(F, F, K=2),
-    "ssg": lambda: SSGConv(F, F, 0.1, K=2),
-    "tag": lambda: TAGConv(F, F, K=2),
-    "appnp": lambda: APPNP(2, 0.1),
-    "light": lambda: LGConv(),
-    "gcn2": lambda: GCN2Conv(F, 0.1),
-    "fa": lambda: FAConv(F),
-    "fa, target to source": lambda: FAConv(F, flow="target_to_source", add_self_loops=False),
+    "gcn": lambda: pyg.GCNConv(F, F),
+    "gcn, target to source": lambda: pyg.GCNConv(F, F, flow="target_to_source"),
+    "gcn without loops": lambda: pyg.GCNConv(F, F, add_self_loops=False),
+    "sg": lambda: pyg.SGConv(F, F, K=2),
+    "ssg": lambda: pyg.SSGConv(F, F, 0.1, K=2),
+    "tag": lambda: pyg.TAGConv(F, F, K=2),
+    "appnp": lambda: pyg.APPNP(2, 0.1),
+    "light": lambda: pyg.LGConv(),
+    "gcn2": lambda: pyg.GCN2Conv(F, 0.1),
+    "fa": lambda: pyg.FAConv(F),
+    "fa, target to source": lambda: pyg.FAConv(F, flow="target_to_source", add_self_loops=False),
 }
 ATTENTION: dict[str, Callable[[], torch.nn.Module]] = {
-    "gat": lambda: GATConv(F, 4, 2),
-    "gatv2": lambda: GATv2Conv(F, 4, 2),
-    "agnn": lambda: AGNNConv(),
+    "gat": lambda: pyg.GATConv(F, 4, 2),
+    "gatv2": lambda: pyg.GATv2Conv(F, 4, 2),
+    "agnn": lambda: pyg.AGNNConv(),
 }
 
 
@@ -99,7 +87,9 @@ def test_results_and_gradients_are_those_of_pyg(
     def run(edges: Tensor, nodes: int) -> list[Tensor]:
         features = torch.linspace(-3, 3, nodes * F, dtype=torch.float64).view(nodes, F)
         features.requires_grad_()
-        args = (features, features) if isinstance(layer, (GCN2Conv, FAConv)) else (features,)
+        args = (
+            (features, features) if isinstance(layer, (pyg.GCN2Conv, pyg.FAConv)) else (features,)
+        )
         out = layer(*args, edges)
         return [out, *torch.autograd.grad(out.square().sum(), [features, *layer.parameters()])]
 
@@ -130,7 +120,7 @@ def test_layers_on_edges_by_triton(name: str, by_nodes: None, by_edges: None) ->
 
 
 def test_weights_that_the_layer_returns_stay(by_nodes: None) -> None:
-    class Returns(GCNConv):
+    class Returns(pyg.GCNConv):
         def forward(self, x: Tensor, edge_index: Tensor, edge_weight: Any = None) -> Any:
             edges, weight = gcn_norm(edge_index, None, x.size(0), dtype=x.dtype)
             return self.propagate(edges, x=x, edge_weight=weight), weight

@@ -11,17 +11,8 @@ from typing import Any
 
 import pytest
 import torch
+import torch_geometric.nn as pyg
 from torch import Tensor
-from torch_geometric.nn import (
-    GATConv,
-    GATv2Conv,
-    GCNConv,
-    GINConv,
-    MessagePassing,
-    PNAConv,
-    SAGEConv,
-    TransformerConv,
-)
 
 import pyg_accel
 from pyg_accel.patching import propagate
@@ -31,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("always")
 WIDTH = 8
 
 
-class Gated(MessagePassing):
+class Gated(pyg.MessagePassing):
     """A layer of a user's own, with a parameter in its message."""
 
     def __init__(self) -> None:
@@ -46,13 +37,15 @@ class Gated(MessagePassing):
 
 
 LAYERS: dict[str, Callable[[], torch.nn.Module]] = {
-    "gcn": lambda: GCNConv(WIDTH, WIDTH),
-    "sage": lambda: SAGEConv(WIDTH, WIDTH, aggr=["mean", "max"]),
-    "gin": lambda: GINConv(torch.nn.Linear(WIDTH, WIDTH)),
-    "gat": lambda: GATConv(WIDTH, WIDTH // 2, heads=2),
-    "gatv2": lambda: GATv2Conv(WIDTH, WIDTH // 2, heads=2),
-    "transformer": lambda: TransformerConv(WIDTH, WIDTH // 2, heads=2),
-    "pna": lambda: PNAConv(WIDTH, WIDTH, ["mean", "std"], ["identity"], torch.tensor([1, 5, 2])),
+    "gcn": lambda: pyg.GCNConv(WIDTH, WIDTH),
+    "sage": lambda: pyg.SAGEConv(WIDTH, WIDTH, aggr=["mean", "max"]),
+    "gin": lambda: pyg.GINConv(torch.nn.Linear(WIDTH, WIDTH)),
+    "gat": lambda: pyg.GATConv(WIDTH, WIDTH // 2, heads=2),
+    "gatv2": lambda: pyg.GATv2Conv(WIDTH, WIDTH // 2, heads=2),
+    "transformer": lambda: pyg.TransformerConv(WIDTH, WIDTH // 2, heads=2),
+    "pna": lambda: pyg.PNAConv(
+        WIDTH, WIDTH, ["mean", "std"], ["identity"], torch.tensor([1, 5, 2])
+    ),
     "a user's": Gated,
 }
 

@@ -181,10 +181,7 @@ def test_the_result_prints_its_size_and_times(data):
         (lambda: pyg_accel.reorder([[0], [1]]), "got list"),
         (lambda: pyg_accel.reorder(torch.eye(3).to_sparse_csr()), "not a sparse matrix"),
         (lambda: pyg_accel.reorder(torch.zeros(2, 3)), "int32 or int64"),
-        (
-            lambda: pyg_accel.reorder(torch.zeros(2, 3).long(), torch.tensor([1])),
-            "permutation of",
-        ),
+        (lambda: pyg_accel.reorder(torch.zeros(2, 3).long(), torch.tensor([1])), "permutation of"),
         (
             lambda: pyg_accel.reorder(Data(edge_index=torch.zeros(2, 1).long()), num_nodes=4),
             "'num_nodes' is for an edge_index",

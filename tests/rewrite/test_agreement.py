@@ -23,10 +23,7 @@ def agree(fast, model, *args):
 
 @pytest.mark.parametrize(
     "make",
-    [
-        lambda alpha: nn.APPNP(3, alpha),
-        lambda alpha: nn.SSGConv(8, 4, alpha, K=3),
-    ],
+    [lambda alpha: nn.APPNP(3, alpha), lambda alpha: nn.SSGConv(8, 4, alpha, K=3)],
     ids=["appnp", "ssg"],
 )
 def test_stored_aggregates_of_static_features_depend_on_scalars(make):

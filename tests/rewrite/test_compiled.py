@@ -128,10 +128,7 @@ def test_modes_and_numbers_of_the_layer_are_those_of_the_call():
 @pytest.mark.one_of(2)
 @pytest.mark.parametrize(
     ("conv", "args"),
-    [
-        (nn.RGCNConv(F, 4, 2), (torch.randint(2, (70,)),)),
-        (nn.ChebConv(F, 4, 3), ()),
-    ],
+    [(nn.RGCNConv(F, 4, 2), (torch.randint(2, (70,)),)), (nn.ChebConv(F, 4, 3), ())],
     ids=["relations", "chebyshev"],
 )
 def test_code_that_cannot_be_compiled_breaks_the_graph_and_is_right(conv, args):

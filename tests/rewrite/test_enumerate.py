@@ -103,10 +103,7 @@ def test_aggregates_of_static_features_are_computed_once():
 def test_means_are_computed_by_the_kernel():
     mean = Leaf("A", "N", "N", "sparse", mean=True)
     trees = enumerate_trees(mean @ X @ W + X @ Leaf("V", "F", "H", "weight") + B)
-    assert set(map(str, trees)) == {
-        "((mean(A·X)·W) + (X·V) + b)",
-        "(mean(A·(X·W)) + (X·V) + b)",
-    }
+    assert set(map(str, trees)) == {"((mean(A·X)·W) + (X·V) + b)", "(mean(A·(X·W)) + (X·V) + b)"}
 
 
 def test_a_linear_layer_after_a_sum_may_come_first():

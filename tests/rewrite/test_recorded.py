@@ -1,15 +1,10 @@
 """Layers whose code is recorded: messages that patch() reads, factors, sums, several hops."""
 
+from typing import Any
+
 import pytest
 import torch
-from torch_geometric.nn import (
-    GATv2Conv,
-    GINEConv,
-    GraphSAGE,
-    LEConv,
-    MessagePassing,
-    ResGatedGraphConv,
-)
+import torch_geometric.nn as pyg
 from torch_geometric.utils import degree
 
 from pyg_accel import optimize, plan
@@ -17,108 +12,80 @@ from pyg_accel.layers import to_maxk
 from pyg_accel.rewrite import NotLifted, associations
 from pyg_accel.rewrite.optimized import OptimizedModel, rewritten_layers
 from pyg_accel.rewrite.select import Options
+from tests.user_layers import Weighted, written
 
 N, E = 40, 300
 pytestmark = pytest.mark.usefixtures("always")  # the graphs are small
 
 
-class Base(MessagePassing):
-    def __init__(self, aggr="sum", **kwargs):
-        super().__init__(aggr=aggr, **kwargs)
-        self.lin, self.root = torch.nn.Linear(6, 4), torch.nn.Linear(6, 4, bias=False)
-        self.wide = torch.nn.Linear(12, 4)
-        self.scale = torch.nn.Parameter(torch.tensor([0.5]))
+class Base(Weighted):
+    """Two linear layers of 6 features, one of 12, and a factor."""
 
-    def forward(self, x, edge_index, edge_weight):
-        return self.propagate(edge_index, x=self.lin(x), edge_weight=edge_weight)
+    def __init__(self, aggr="sum", **options):
+        super().__init__(
+            aggr, lin=torch.nn.Linear(6, 4), root=torch.nn.Linear(6, 4, bias=False),
+            wide=torch.nn.Linear(12, 4), scale=torch.nn.Parameter(torch.tensor([0.5])), **options,
+        )  # fmt: skip
 
+    def forward(self, x, edge_index, w):
+        return self.propagate(edge_index, x=self.lin(x), w=w)
 
-class Difference(Base):
-    def message(self, x_i, x_j, edge_weight):
-        return edge_weight.view(-1, 1) * (x_i - x_j)
-
-
-class TwoEnds(Base):
-    def forward(self, x, edge_index, edge_weight):
-        a, b = self.lin(x), self.root(x)
-        return self.propagate(edge_index, a=a, b=b, edge_weight=edge_weight) - 2 * self.root(x)
-
-    def message(self, a_j, b_i, edge_weight):
-        return (a_j - b_i) / edge_weight.unsqueeze(-1)
+    def message(self, x_j, w):
+        return x_j * w.view(-1, 1)
 
 
-class Normalised(Base):
-    def __init__(self):
-        super().__init__(node_dim=0)
-
-    def forward(self, x, edge_index, edge_weight):
-        norm = degree(edge_index[0], x.size(0), x.dtype).clamp(min=1).pow(-0.5)
-        return self.propagate(edge_index, x=self.lin(x), norm=norm) * self.scale
-
-    def message(self, x_j, norm_i, norm_j):
-        return norm_j.view(-1, 1) * norm_i.view(-1, 1) * x_j
+def normalised(self, x, edge_index, w):
+    norm = degree(edge_index[0], x.size(0), x.dtype).clamp(min=1).pow(-0.5)
+    return self.propagate(edge_index, x=self.lin(x), norm=norm) * self.scale
 
 
-class Inside(Base):
-    def forward(self, x, edge_index, edge_weight):
-        return self.propagate(edge_index, x=x, edge_weight=edge_weight) / 3 + self.root(x)
-
-    def message(self, x_j, edge_weight):
-        return -self.lin(x_j) * edge_weight.view(-1, 1)
+def between(self, x, edge_index, w):
+    x = torch.cat([x.relu(), x], dim=-1)
+    out = self.propagate(edge_index, x=x.tanh(), w=w)
+    return self.wide(0.5 * out + x) * degree(edge_index[1], x.size(0), x.dtype).view(-1, 1)
 
 
-class Concatenated(Base):
-    def forward(self, x, edge_index, edge_weight):
-        return self.propagate(edge_index, x=x)
-
-    def message(self, x_i, x_j):
-        return self.wide(torch.cat([x_i, x_j], dim=-1))
-
-
-class Between(Base):
-    def forward(self, x, edge_index, edge_weight):
-        x = torch.cat([x.relu(), x], dim=-1)
-        out = self.propagate(edge_index, x=x.tanh(), edge_weight=edge_weight)
-        return self.wide(0.5 * out + x) * degree(edge_index[1], x.size(0), x.dtype).view(-1, 1)
-
-    def message(self, x_j, edge_weight):
-        return x_j * edge_weight.view(-1, 1)
+def hops(self, x, edge_index, w):
+    h = x
+    for _ in range(2):
+        h = 0.9 * self.propagate(edge_index, x=h, w=w) + 0.1 * x
+    return self.lin(h) @ self.root.weight[:, :3] + x.mean(dim=1, keepdim=True)
 
 
-class Hops(Base):
-    def forward(self, x, edge_index, edge_weight):
-        h = x
-        for _ in range(2):
-            h = 0.9 * self.propagate(edge_index, x=h, edge_weight=edge_weight) + 0.1 * x
-        return self.lin(h) @ self.root.weight[:, :3] + x.mean(dim=1, keepdim=True)
-
-    message = Between.message
-
-
-class Averaged(Hops):
-    def __init__(self, flow="target_to_source"):
-        super().__init__("mean", flow=flow)
-
-    def message(self, x_j, edge_weight):
-        return x_j * edge_weight.view(-1, 1) * 2
-
-
-class BiasesAlone(Base):
+def biases_alone(self, x, edge_index, w):
     """Two linear layers between two hops: some trees sum up what their biases make by itself."""
-
-    def __init__(self):
-        super().__init__("mean")
-        self.first, self.second = torch.nn.Linear(6, 2), torch.nn.Linear(2, 5)
-
-    def forward(self, x, edge_index, edge_weight):
-        h = self.propagate(edge_index, x=x, edge_weight=edge_weight)
-        h = self.second(self.first(h))
-        return self.propagate(edge_index, x=h, edge_weight=edge_weight)
-
-    message = Between.message
+    h = self.second(self.first(self.propagate(edge_index, x=x, w=w)))
+    return self.propagate(edge_index, x=h, w=w)
 
 
-LAYERS = [BiasesAlone, TwoEnds, Normalised, Inside, Concatenated, Between, Hops, Averaged]
+NORMALISED = written(
+    Base, forward=normalised, propagate_type=dict(x=Any, norm=Any),
+    message=lambda self, x_j, norm_i, norm_j: norm_j.view(-1, 1) * norm_i.view(-1, 1) * x_j,
+)  # fmt: skip
+BIASES = written(Base, forward=biases_alone)
+AVERAGED = written(Base, forward=hops, message=lambda self, x_j, w: x_j * w.view(-1, 1) * 2)
+LAYERS = {
+    "biases alone": lambda: BIASES(
+        "mean", first=torch.nn.Linear(6, 2), second=torch.nn.Linear(2, 5)),
+    "two ends": written(
+        Base, propagate_type=dict(a=Any, b=Any, w=Any),
+        forward=lambda self, x, edge_index, w: (
+            self.propagate(edge_index, a=self.lin(x), b=self.root(x), w=w) - 2 * self.root(x)),
+        message=lambda self, a_j, b_i, w: (a_j - b_i) / w.unsqueeze(-1)),
+    "normalised": lambda: NORMALISED(node_dim=0),
+    "inside": written(
+        Base,
+        forward=lambda self, x, edge_index, w: (
+            self.propagate(edge_index, x=x, w=w) / 3 + self.root(x)),
+        message=lambda self, x_j, w: -self.lin(x_j) * w.view(-1, 1)),
+    "concatenated": written(
+        Base, propagate_type=dict(x=Any),
+        forward=lambda self, x, edge_index, w: self.propagate(edge_index, x=x),
+        message=lambda self, x_i, x_j: self.wide(torch.cat([x_i, x_j], dim=-1))),
+    "between": written(Base, forward=between),
+    "hops": written(Base, forward=hops),
+    "averaged": lambda: AVERAGED("mean", flow="target_to_source"),
+}  # fmt: skip
 
 
 def inputs():
@@ -134,9 +101,9 @@ def outcome(module, x, edge_index, weight):
 
 
 @pytest.mark.one_of(5)
-@pytest.mark.parametrize("make", LAYERS)
-def test_every_tree_of_a_recorded_layer_gives_its_result(make):
-    conv, args = make().double(), inputs()
+@pytest.mark.parametrize("name", LAYERS)
+def test_every_tree_of_a_recorded_layer_gives_its_result(name):
+    conv, args = LAYERS[name]().double(), inputs()
     trees = associations(conv, *args, train=True).all
     assert len(trees) > 1
     expected = outcome(conv, *args)
@@ -152,10 +119,10 @@ def test_every_tree_of_a_recorded_layer_gives_its_result(make):
 
 
 @pytest.mark.one_of(3)
-@pytest.mark.parametrize("make", LAYERS)
+@pytest.mark.parametrize("name", LAYERS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_precisions_are_those_of_the_layer(make, dtype):
-    conv, args = make(), inputs()
+def test_precisions_are_those_of_the_layer(name, dtype):
+    conv, args = LAYERS[name](), inputs()
     args = [t.float() if t.is_floating_point() else t for t in args]
     layer = OptimizedModel(conv, Options())
     with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
@@ -164,40 +131,28 @@ def test_precisions_are_those_of_the_layer(make, dtype):
     torch.testing.assert_close(mine, theirs, rtol=tolerance, atol=tolerance)
 
 
-class Renamed(Base):
-    def forward(self, edges, h, weights):
-        return self.propagate(edges, h=self.lin(h), w=weights.view(-1, 1)) + self.root(h)
-
-    def message(self, w, h_j):
-        return w * h_j
-
-
-class Overwrites(Base):
-    def forward(self, x, edge_index, edge_weight):
-        h = self.lin(x)
-        out = self.root(x) + self.propagate(edge_index, x=h)
-        h += 1
-        h.view(-1).mul_(2)
-        again = self.propagate(edge_index, x=h)
-        h.tanh_()
-        return out + again + h
-
-    def message(self, x_j):
-        return x_j
+def overwrites(self, x, edge_index, w):
+    h = self.lin(x)
+    out = self.root(x) + self.propagate(edge_index, x=h)
+    h += 1
+    h.view(-1).mul_(2)
+    again = self.propagate(edge_index, x=h)
+    h.tanh_()
+    return out + again + h
 
 
-class Stays(Overwrites):
-    def forward(self, x, edge_index, edge_weight):
-        h = self.lin(x)
-        out = self.propagate(edge_index, x=h)
-        seen = h.view(-1, 2)
-        seen *= 3
-        return self.wide(torch.cat([out, h, out], dim=-1)) + self.root(x)
+def stays(self, x, edge_index, w):
+    h = self.lin(x)
+    out = self.propagate(edge_index, x=h)
+    seen = h.view(-1, 2)
+    seen *= 3
+    return self.wide(torch.cat([out, h, out], dim=-1)) + self.root(x)
 
 
-@pytest.mark.parametrize("make", [Overwrites, Stays])
-def test_features_that_are_overwritten_are_read_before(make):
-    conv, args = make().double(), inputs()
+@pytest.mark.parametrize("forward", [overwrites, stays])
+def test_features_that_are_overwritten_are_read_before(forward):
+    own = written(Base, forward=forward, propagate_type=dict(x=Any), message=lambda self, x_j: x_j)
+    conv, args = own().double(), inputs()
     layer = OptimizedModel(conv, Options(train=True))
     for _ in range(2):
         with torch.no_grad():
@@ -207,7 +162,7 @@ def test_features_that_are_overwritten_are_read_before(make):
 
 def test_a_first_layer_in_front_of_maxk_multiplies_first_where_that_narrows():
     x, edge_index = torch.randn(300, 64), torch.randint(300, (2, 30_000))
-    model = to_maxk(GraphSAGE(64, 16, 3, 4), k=4)
+    model = to_maxk(pyg.GraphSAGE(64, 16, 3, 4), k=4)
     fast = optimize(model, x, edge_index, train=True)
     torch.testing.assert_close(fast(x, edge_index), model(x, edge_index), rtol=1e-4, atol=1e-4)
     chosen = [next(t.tree for t in layer.trees if t.chosen) for layer in plan(fast).layers]
@@ -216,16 +171,21 @@ def test_a_first_layer_in_front_of_maxk_multiplies_first_where_that_narrows():
 
 
 def test_layers_of_pyg_without_a_rule_take_part_where_they_are_linear():
-    found = associations(LEConv(6, 4))
+    found = associations(pyg.LEConv(6, 4))
     assert "X W" in str(next(iter(found.all))).replace("·", " ") and len(found.all) > 1
     with pytest.raises(NotLifted, match="not linear"):
-        associations(ResGatedGraphConv(6, 4))
+        associations(pyg.ResGatedGraphConv(6, 4))
     with pytest.raises(NotLifted, match="does not run on such arguments"):
-        associations(GINEConv(torch.nn.Linear(6, 4), edge_dim=3))
+        associations(pyg.GINEConv(torch.nn.Linear(6, 4), edge_dim=3))
 
 
 def test_arguments_may_have_any_names():
-    conv, (x, edge_index, weight) = Renamed().double(), inputs()
+    renamed = written(
+        Base, propagate_type=dict(h=Any, w=Any), message=lambda self, w, h_j: w * h_j,
+        forward=lambda self, edges, h, weights: (
+            self.propagate(edges, h=self.lin(h), w=weights.view(-1, 1)) + self.root(h)),
+    )  # fmt: skip
+    conv, (x, edge_index, weight) = renamed().double(), inputs()
     layer = OptimizedModel(conv, Options(train=True))
     args = edge_index, x, weight
     torch.testing.assert_close(layer(*args), conv(*args))
@@ -234,7 +194,8 @@ def test_arguments_may_have_any_names():
 
 
 def test_differences_are_computed_per_edge():
-    conv, args = Difference().double(), inputs()
+    difference = written(Base, message=lambda self, x_i, x_j, w: w.view(-1, 1) * (x_i - x_j))
+    conv, args = difference().double(), inputs()
     layer = OptimizedModel(conv, Options())
     torch.testing.assert_close(layer(*args), conv(*args))
     found = rewritten_layers(layer)[""]
@@ -242,7 +203,7 @@ def test_differences_are_computed_per_edge():
 
 
 def test_sizes_and_values_may_change_between_calls():
-    conv, args = Normalised().double(), inputs()
+    conv, args = LAYERS["normalised"]().double(), inputs()
     layer = OptimizedModel(conv, Options())
     for rows in (N, N + 30, 7):
         x, edge_index = torch.randn(rows, 6).double(), torch.randint(rows, (2, 5 * rows))
@@ -255,7 +216,7 @@ def test_sizes_and_values_may_change_between_calls():
 @pytest.mark.parametrize("loops", [False, True])
 def test_attention_recorded_on_a_graph_of_one_edge_serves_other_graphs(loops):
     """The row of a parameter is then one for each edge, and one for all of them."""
-    conv = GATv2Conv(6, 4, heads=2, add_self_loops=loops).double()
+    conv = pyg.GATv2Conv(6, 4, heads=2, add_self_loops=loops).double()
     layer = OptimizedModel(conv, Options())
     x = torch.randn(N, 6).double()
     for edge_index in (torch.tensor([[3], [5]]), torch.randint(N, (2, E))):
