@@ -42,7 +42,8 @@ def skewed(nodes: int, count: int, g: torch.Generator) -> Tensor:
 
 def edges(sources: int, targets: int, count: int, g: torch.Generator) -> Tensor:
     """An edge_index without duplicates, [2, at most count]."""
-    return torch.unique(torch.stack([skewed(sources, count, g), skewed(targets, count, g)]), dim=1)
+    ends = torch.stack([skewed(sources, count, g), skewed(targets, count, g)])
+    return torch.unique(ends, dim=1).contiguous()
 
 
 def with_masks(store: Any, nodes: int, g: torch.Generator) -> Any:

@@ -130,6 +130,7 @@ def scripts(frame: pd.DataFrame) -> list[str]:
         (frame[fails[0] & ~fails[1]], "Under `patch()` alone, for want of a package that PyG "
          "asks for"),
         (frame[fails[1] & ~fails[0]], "Stock alone"), (frame[fails[0] & fails[1]], "Neither"),
+        (frame[frame["ratio"].isna() & ~fails[0] & ~fails[1]], "Fewer than six steps"),
     ):  # fmt: skip
         if len(scripts):
             lines += ["", f"{text}: {', '.join(scripts['script'])}."]
