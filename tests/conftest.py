@@ -48,18 +48,18 @@ ROOT = Path(__file__).parents[1]
 def pytest_configure() -> None:
     """Do once what torch and PyG do often: compile a template, queue seeds of devices to come.
 
-    Make a plain SAGEConv first: PyG renders the template of a class from its first instance, and
+    Make plain layers first: PyG renders the template of a class from its first instance, and
     one with several aggregators has no `message_and_aggregate`, for plain ones either.
     """
     from torch_geometric import template
-    from torch_geometric.nn import SAGEConv
+    from torch_geometric.nn import GraphConv, SAGEConv
 
     environment = functools.cache(lambda path: Environment(loader=FileSystemLoader(path)))
     template.Environment = lambda loader: environment(*loader.searchpath)
     for device in (torch.cuda, torch.mtia, torch.xpu):
         if not device.is_available():
             device.manual_seed_all = lambda seed: None
-    SAGEConv(1, 1)
+    SAGEConv(1, 1), GraphConv(1, 1)
 
 
 def pytest_unconfigure() -> None:

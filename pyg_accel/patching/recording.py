@@ -35,6 +35,7 @@ from pyg_accel.record.finals import final
 from pyg_accel.record.guard import NotComparable
 from pyg_accel.record.program import LayerProgram, State, record
 from pyg_accel.record.signature import Signature
+from pyg_accel.record.sizes import tells_apart
 from pyg_accel.runtime.cache import saved_tensors_are_hooked
 from pyg_accel.runtime.hooks import hook_reasons, hooks_in
 from pyg_accel.runtime.module_state import ModuleState, modules_in
@@ -208,6 +209,7 @@ def attempt(
     try:
         alike = next((p for p in (*valid_programs(programs, now), *matching(programs, now))
                       if p.signature.is_like(signature)), None)  # fmt: skip
+        tells = alike is not None and tells_apart(alike.guard.shared.reads.ran)
         if alike is not None:
             signature = Signature(args, kwargs, alike.signature, programs.drift)
             alike = alike if signature.dynamic or alike.exact else None
@@ -218,7 +220,7 @@ def attempt(
         with during(notes=notes, arguments=arguments), record_choices() as backends:
             out, recorder, guard = record(
                 layer, _ENTRIES[name if isinstance(name, str) else name[0]], make, args, kwargs,
-                signature, exact=exact, whole=whole,
+                signature, exact=exact, tells=tells, whole=whole,
             )  # fmt: skip
     except NotComparable as error:
         failed(kind, str(error), again=error.may_change)

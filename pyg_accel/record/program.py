@@ -233,6 +233,7 @@ def record(
     signature: Signature,
     *,
     exact: bool = False,
+    tells: bool = False,
     whole: bool = False,
 ) -> tuple[Any, Recorder, Guard | None]:
     """Run a call and record it.
@@ -245,6 +246,7 @@ def record(
         kwargs: of the call.
         signature: of the arguments.
         exact: see :class:`~pyg_accel.record.sizes.Sizes`.
+        tells: see :class:`~pyg_accel.record.sizes.Sizes`.
         whole: see :class:`~pyg_accel.record.recorder.Recorder`.
 
     Returns:
@@ -255,7 +257,7 @@ def record(
     """
     reading = Reading(layer, [getattr(type(layer), name) for name in entries])
     inputs = signature.leaves(args, kwargs)
-    recorder = Recorder(reading, inputs, signature.shapes, exact=exact, whole=whole)
+    recorder = Recorder(reading, inputs, signature.shapes, exact=exact, tells=tells, whole=whole)
     with recorder.watching():
         out = function(layer, *args, **kwargs)
     recorder.finish(out)

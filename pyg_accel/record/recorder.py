@@ -93,6 +93,7 @@ class Recorder(TorchFunctionMode):
         inputs: the tensors among the arguments, in the order of the placeholders.
         sizes: of these tensors; None for a size that may be any.
         exact: see :class:`Sizes`.
+        tells: see :class:`Sizes`.
         whole: whether the call is of a whole layer, not of its propagate.
 
     Attributes:
@@ -113,6 +114,7 @@ class Recorder(TorchFunctionMode):
         sizes: Sequence[tuple[int | None, ...]],
         *,
         exact: bool = False,
+        tells: bool = False,
         whole: bool = False,
     ) -> None:
         super().__init__()
@@ -127,7 +129,7 @@ class Recorder(TorchFunctionMode):
         self.copies: list[tuple[Tensor, Tensor]] = []
         self._needed: set[int] = set()  # ids of copies whose originals were changed
         self._quiet = 0
-        self._sizes = Sizes(exact=exact)
+        self._sizes = Sizes(exact=exact, tells=tells)
         self._modes = _modes()
         for number, tensor in enumerate(inputs):
             node = self.graph.placeholder(f"a{number}")

@@ -24,7 +24,7 @@ from pyg_accel.record.code import is_library_file, is_package_file
 from pyg_accel.record.dims import Dim
 from pyg_accel.record.edge_tensors import EdgeTensor, asks, name_of
 
-__all__ = ["Sizes", "asks_for_size", "is_fact", "rounds"]
+__all__ = ["Sizes", "asks_for_size", "is_fact", "rounds", "tells_apart"]
 
 _PROPERTIES = frozenset({"requires_grad"})
 # Properties that calls of one signature need not have in common.
@@ -66,15 +66,14 @@ def asks_for_size(function: Callable[..., Any]) -> bool:
     return function in _SHAPE or name_of(function) in _NUMBERS
 
 
-def _asker() -> CodeType:
-    """Return the code that called the function of torch which a mode handles now."""
+def _asker() -> str:
+    """Return the file that called the function of torch which a mode handles now."""
     frame: Any = sys._getframe(1)
     while frame.f_code.co_name != "__torch_function__":
         frame = frame.f_back
     while frame.f_code.co_name == "__torch_function__":  # of a mode inside of this one
         frame = frame.f_back
-    code: CodeType = frame.f_code
-    return code
+    return str(frame.f_code.co_filename)
 
 
 def is_fact(function: Any, name: str) -> bool:
@@ -82,7 +81,7 @@ def is_fact(function: Any, name: str) -> bool:
     if name == "__get__":
         name = getattr(function.__self__, "__name__", "")
     if name in _IDENTITY:
-        return is_package_file(_asker().co_filename)
+        return is_package_file(_asker())
     return asks(function) or name in _PROPERTIES
 
 
@@ -92,14 +91,15 @@ class Sizes:
     Args:
         exact: whether to fix the sizes that code of users reads: after a recording for any sizes
             was refused, since that code may depend on them.
+        tells: whether that code may tell a :class:`Dim` from an int (:func:`tells_apart`).
 
     Attributes:
         expected: whether the program expects fixed sizes.
         read: whether code of users has read sizes that differ between calls.
     """
 
-    def __init__(self, *, exact: bool) -> None:
-        self._exact, self.expected, self.read = exact, False, False
+    def __init__(self, *, exact: bool, tells: bool) -> None:
+        self._exact, self._tells, self.expected, self.read = exact, tells, False, False
         self._varying: dict[int, dict[int, Dim]] = {}  # of tensors by identity, by dimension
 
     def clear(self) -> None:
@@ -126,17 +126,17 @@ class Sizes:
             sizes = sizes[dim % rank : dim % rank + 1]
         caller = _asker()
         for place, size in enumerate(sizes):
-            if not isinstance(size, Dim) or is_library_file(caller.co_filename):
+            if not isinstance(size, Dim) or is_library_file(caller):
                 continue
-            self.read, tells = True, not _TELLS.isdisjoint(caller.co_names)
-            if self._exact or tells:
+            self.read = True
+            if self._exact or self._tells:
                 number, self.expected = size.expected(), True
-                sizes[place] = number if tells else size
+                sizes[place] = number if self._tells else size
         if function in _SHAPE:
             return sizes[0] if isinstance(result, int) else torch.Size(sizes)
         if name != "__len__":
             return prod(sizes)
-        if isinstance(sizes[0], Dim) and not is_package_file(caller.co_filename):
+        if isinstance(sizes[0], Dim) and not is_package_file(caller):
             sizes[0].expected()  # len() returns a plain int
         return result
 
@@ -216,6 +216,12 @@ class Sizes:
             ):  # rows are targets, not edges
                 dims = [d for d in dims if d or _rows_vary(node)]
             self.vary(result, node, dims)
+
+
+def tells_apart(codes: Iterable[CodeType]) -> bool:
+    """Return whether code of users may tell a :class:`Dim` from an int."""
+    return any(not is_library_file(code.co_filename) and not _TELLS.isdisjoint(code.co_names)
+               for code in codes)  # fmt: skip
 
 
 def rounds(
