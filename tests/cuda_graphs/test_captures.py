@@ -384,7 +384,8 @@ def test_two_calls_before_their_backward_passes(reasons):
 
 def test_gradients_of_the_arguments():
     calls = [molecules(32, step)[:4] for step in range(8)]
-    assert same(Molecules("GINE").eval(), calls).captures
+    # Some gradients are sums of float32 that cancel to a thousandth of their addends.
+    assert same(Molecules("GINE").eval(), calls, tolerance=5e-3).captures
 
 
 @needs_gpu
