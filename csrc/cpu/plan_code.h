@@ -23,8 +23,8 @@ struct PlanCode {
   int combine;      // how a row of edge features meets that of a source
   bool relu;        // of the message
   bool arg_is_col;  // winners are columns; else edges
-  bool swapped;     // the operands of run2 are the weights and the features
-  bool dot;         // run2 computes dot products of both ends, of targets first unless swapped
+  bool swapped;     // of two operands, the features come second
+  bool dot;         // dot products of both ends; the targets come first unless swapped
 };
 
 // Features of any trailing shape as [rows, columns]: those of a row side by side.
@@ -48,9 +48,9 @@ struct FeatureRows {
   // The shape of `count` such rows.
   std::vector<int64_t> shape(int64_t count) const {
     const auto sizes = tensor.sizes();
-    std::vector<int64_t> found(sizes.begin(), sizes.end());
-    found[0] = count;
-    return found;
+    std::vector<int64_t> shape(sizes.begin(), sizes.end());
+    shape[0] = count;
+    return shape;
   }
 
   torch::stable::Tensor tensor;

@@ -59,10 +59,10 @@ def perform(function: Callable[..., T], *args: Any, borrows: bool = False, **kwa
     with torch._C.DisableTorchFunction():
         if recorder is None:
             return function(*args, **kwargs)
-        with Unwatched(), during(recorder=None):
-            plain_args, plain_kwargs = tree_map_only(Dim, Dim.plain, (args, kwargs))
-            result = function(*plain_args, **plain_kwargs)
         with Unwatched():
+            with during(recorder=None):
+                plain_args, plain_kwargs = tree_map_only(Dim, Dim.plain, (args, kwargs))
+                result = function(*plain_args, **plain_kwargs)
             recorder.take(function, args, kwargs, result, borrows=borrows)
     return result
 

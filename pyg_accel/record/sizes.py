@@ -55,8 +55,6 @@ _TELLS = frozenset({"type", "__class__"})  # names by which code may tell a Dim 
 _RENDERED = re.compile(r"_(propagate|edge_updater)_\w+\.py$")  # by PyG, for a user's class
 # In Python 3.10; later versions have one instruction with the operator as its argument.
 _QUOTIENTS = ("BINARY_TRUE_DIVIDE", "INPLACE_TRUE_DIVIDE", "BINARY_POWER", "INPLACE_POWER")
-
-
 # Instructions behind which a subscript is no number that was computed.
 _CONSTANT = ("LOAD_CONST", "LOAD_SMALL_INT", "BUILD_SLICE", "BUILD_TUPLE")
 

@@ -126,7 +126,7 @@ def test_threads_plan_and_run_at_the_same_time():
 
 
 @pytest.mark.parametrize("reduce", ["sum", "none"])
-def test_more_heads_than_a_plan_has_bits_for(reduce):
+def test_a_million_heads(reduce):
     graph = Graph.from_edge_index(torch.tensor([[0, 1], [0, 0]]), (2, 1))
     x, weight = torch.randn(2, 2**20, 1), torch.randn(2, 2**20, 1)
     if reduce == "none":

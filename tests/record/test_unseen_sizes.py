@@ -39,7 +39,14 @@ SCALES = {
 }
 
 
-class Scaled(MessagePassing):
+class Sums(MessagePassing):
+    """Sums of features."""
+
+    def message(self, x_j: Tensor) -> Tensor:
+        return x_j
+
+
+class Scaled(Sums):
     """Sums of features, times a number that is computed from the number of nodes."""
 
     def __init__(self, scale: Any) -> None:
@@ -49,9 +56,6 @@ class Scaled(MessagePassing):
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         return self.propagate(edge_index, x=x) * self.scale(x.size(0))
 
-    def message(self, x_j: Tensor) -> Tensor:
-        return x_j
-
 
 def graph(nodes: int) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(nodes)
@@ -59,16 +63,21 @@ def graph(nodes: int) -> tuple[Tensor, Tensor]:
     return x, torch.randint(nodes, (2, EDGES), generator=generator)
 
 
-@pytest.mark.parametrize("name", SCALES)
-def test_numbers_of_sizes_are_never_constants(name):
-    calls, layer = [graph(nodes) for nodes in (40, 41, 60, 61, 90, 40, 33)], Scaled(SCALES[name])
+def assert_like_stock(layer: MessagePassing, *sizes: int) -> None:
+    """Call a layer on graphs of these numbers of nodes, stock and patched."""
+    calls = [graph(nodes) for nodes in sizes]
     expected = [layer(*call) for call in calls]
     with pyg_accel.patched():
         for call, right in zip(calls, expected, strict=True):
             torch.testing.assert_close(layer(*call), right)
 
 
-class Depth(MessagePassing):
+@pytest.mark.parametrize("name", SCALES)
+def test_numbers_of_sizes_are_never_constants(name):
+    assert_like_stock(Scaled(SCALES[name]), 40, 41, 60, 61, 90, 40, 33)
+
+
+class Depth(Sums):
     """As many linear layers as the number of nodes says."""
 
     def __init__(self) -> None:
@@ -80,19 +89,12 @@ class Depth(MessagePassing):
             x = layer(x)
         return self.propagate(edge_index, x=x)
 
-    def message(self, x_j: Tensor) -> Tensor:
-        return x_j
-
 
 def test_as_many_modules_run_as_a_size_says():
-    calls, layer = [graph(nodes) for nodes in (40, 41, 65, 90)], Depth()
-    expected = [layer(*call) for call in calls]
-    with pyg_accel.patched():
-        for call, right in zip(calls, expected, strict=True):
-            torch.testing.assert_close(layer(*call), right)
+    assert_like_stock(Depth(), 40, 41, 65, 90)
 
 
-class Counting(MessagePassing):
+class Counting(Sums):
     """Counts its calls in a buffer, which nothing reads."""
 
     def __init__(self) -> None:
@@ -102,9 +104,6 @@ class Counting(MessagePassing):
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         torch.add(self.seen, 1, out=self.seen)
         return self.propagate(edge_index, x=x)
-
-    def message(self, x_j: Tensor) -> Tensor:
-        return x_j
 
 
 def test_results_that_are_written_elsewhere_are_not_dropped():

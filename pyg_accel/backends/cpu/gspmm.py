@@ -20,7 +20,6 @@ from pyg_accel.runtime.native import cpu_library, direct
 __all__ = ["bind", "run"]
 
 PLANNED = ("sum", "mean", "max", "min")
-MOST_HEADS = 2**20 - 1  # fits the bits of a plan
 
 
 def run(
@@ -38,7 +37,7 @@ def bind(
     full = tuple(0 if 0 in sizes else max(sizes) for sizes in zip(*shapes, strict=True))
     heads = full[0]
     arg_is_col = winners_are_columns(formula, reduces)
-    planned = len(reduces) == 1 and heads <= MOST_HEADS
+    planned = len(reduces) == 1
     product = _as_spmm(formula, shapes, full) if planned and reduces[0] in PLANNED else None
     if product is not None:
         x, combine, relu = product
