@@ -30,7 +30,7 @@ from pyg_accel.settings import settings
 __all__ = [
     "CORE", "H200", "H200_UNITS", "NEVER", "OF_TARGETS", "RATES", "SHIPPED", "SLOWEST", "Costs",
     "Machine", "Rates", "Work", "costs", "fewest_edges", "figures_of", "machine_of",
-    "relational_work", "size_reasons", "work_of",
+    "relational_work", "segment_seconds", "size_reasons", "work_of",
 ]  # fmt: skip
 
 NEVER = 2**62  # edges
@@ -288,6 +288,27 @@ RATES = {
     ("torch_sparse", "cuda"): Rates(1e-4, 5e-13, 5e-12),
 }
 SLOWEST = Rates(1.0, 2.5e-9)  # the reference: several passes over a row per edge
+# Products of segments on an H100, in seconds: the host's of a product of torch, and those of one
+# row for the one program that adds the rows of a segment; operations per second of both.
+_SEGMENT, _SEGMENT_ROW = 1e-5, 4e-9
+_SEGMENT_FLOPS = {"triton": 1e13, "reference": 4e13}
+
+
+def segment_seconds(spec: Any, backend: str) -> float:
+    """Return the expected time of ``segment_matmul`` or ``segment_outer``.
+
+    Args:
+        spec: of ``num_cols`` segments of rows of ``k`` features.
+        backend: ``"triton"``, with one launch, or ``"reference"``, with one per segment.
+    """
+    fixed = RATES.get((backend, spec.device), SLOWEST).call
+    if spec.device != "cuda":
+        return fixed
+    seconds = 2.0 * spec.num_rows * spec.k * spec.width / _SEGMENT_FLOPS[backend]
+    if backend == "reference":
+        return float(seconds + spec.num_cols * _SEGMENT)
+    serial = spec.num_rows * _SEGMENT_ROW if spec.op == "segment_outer" else 0.0
+    return float(seconds + fixed + serial)
 
 
 @dataclass(frozen=True, slots=True)

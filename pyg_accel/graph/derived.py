@@ -23,7 +23,9 @@ from torch import Tensor
 from pyg_accel.runtime.cache import EXACT, arrays_of, changes_unseen
 from pyg_accel.settings import settings
 
-__all__ = ["GraphHistory", "derived", "find", "forget", "holding", "keep", "values"]
+__all__ = [
+    "GraphHistory", "derived", "find", "forget", "hold", "holding", "keep", "values",
+]  # fmt: skip
 
 T = TypeVar("T")
 _Place = tuple[Any, ...]
@@ -78,8 +80,7 @@ def _look_up(where: "_Where | None") -> Any:
     owner = _recent.pop(first, None)
     if owner is not None:
         _recent[owner] = owner  # the most recent one
-    for collected in _collectors:
-        collected.append(entry[1])
+    hold(entry[1])
     return entry[1]
 
 
@@ -90,8 +91,7 @@ def keep(owners: Sequence[Any], key: Hashable, value: Any, *, lasting: bool = Fa
 
 def _keep(where: "_Where | None", owners: Sequence[Any], value: Any, lasting: bool) -> bool:
     """Store a value at a place; return whether it was stored."""
-    for collected in _collectors:
-        collected.append(value)
+    hold(value)
     if where is None:
         return False
     first, place, versions = where
@@ -156,11 +156,18 @@ def values() -> list[Any]:
     return [value for record in list(_records.values()) for _, value in list(record.values())]
 
 
+def hold(value: Any) -> None:
+    """Let the blocks of :func:`holding` that run now collect a value."""
+    for collected in _collectors:
+        collected.append(value)
+
+
 @contextmanager
 def holding() -> Iterator[list[Any]]:
     """Collect every value that is returned or stored in the block, in any thread.
 
-    A CUDA graph reads the memory of such values, and must keep it alive.
+    A CUDA graph reads the memory of such values, and must keep it alive. Edge lists are collected
+    too: a graph drops its own when a later call builds it.
     """
     collected: list[Any] = []
     _collectors.append(collected)

@@ -17,6 +17,7 @@ from pyg_accel.graph.csr import (
     for_autograd,
     transpose,
 )
+from pyg_accel.graph.derived import hold
 from pyg_accel.runtime.checks import require, shown, whole
 from pyg_accel.runtime.machine import is_captured
 
@@ -131,6 +132,7 @@ class Graph:
         edge_index = None if self._edges is None else self._edges.tensor()
         if edge_index is None:
             return None
+        hold(edge_index)
         return Edges(edge_index, self._target, self.num_rows, self.num_cols, self._loops)
 
     def release_edges(self) -> None:

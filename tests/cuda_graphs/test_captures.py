@@ -258,6 +258,22 @@ def test_stock_gcn_cannot_be_captured_and_training_goes_on(replays, reasons):
     assert replays() > 0, reasons()
 
 
+@needs_gpu
+def test_replays_read_an_edge_list_whose_graph_was_built_since(replays, reasons):
+    edge_index = torch.randint(NODES, (2, 8 * NODES), device=DEVICE)
+    graph = pyg_accel.Graph.from_edge_index(edge_index.clone(), (NODES, NODES))
+    x = torch.randn(NODES, 16, device=DEVICE)
+    fast = pyg_accel.graphed(module(lambda self, x: pyg_accel.ops.spmm(graph, x)))
+    for _ in range(6):
+        fast(x)
+    assert replays() > 0, reasons()
+    assert not graph.built
+    graph.build()
+    junk = [torch.full_like(edge_index, -1) for _ in range(4)]  # in freed memory
+    near(fast(x), torch.zeros_like(x).index_add_(0, edge_index[1], x[edge_index[0]]), 1e-5)
+    del junk
+
+
 @pytest.mark.parametrize("name", ["GCN", "GAT"])
 def test_padded_stock_gcn_and_gat_are_captured(name, replayed):
     """Sampled batches of one size, some with self-loops; weights of edges have gradients."""

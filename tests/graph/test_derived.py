@@ -9,10 +9,9 @@ import pytest
 import torch
 from torch.nn import Parameter
 
-from pyg_accel import Graph
 from pyg_accel.backends import schedule
 from pyg_accel.backends.cuda import cbsr, plan, spmm
-from pyg_accel.graph import CSR, column_reuse, tiles
+from pyg_accel.graph import CSR, Graph, column_reuse, tiles
 from pyg_accel.graph.derived import GraphHistory, derived, find, forget, holding, keep, values
 from pyg_accel.ops.csr import graph_of
 from pyg_accel.runtime.cache import Snapshot, arrays_of, version_of
@@ -349,3 +348,13 @@ def test_whoever_holds_gets_what_was_found_and_what_was_put_away():
     derived((b,), "key", lambda: "late")
     assert one == two == ["before", "new"]
     assert one is not two
+
+
+def test_an_edge_list_that_was_read_is_held_though_its_graph_is_built():
+    graph = Graph.of_edges(torch.tensor([[0, 1], [1, 0]]), 1, 2, 2)
+    with holding() as held:
+        edges = weakref.ref(graph.edge_list().edge_index)
+    graph.build()
+    assert edges() is held[0]
+    del held
+    assert edges() is None

@@ -6,6 +6,8 @@ import torch
 from pyg_accel import ops, use_backend
 from pyg_accel.backends import backends
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+pytestmark = [pytest.mark.gpu] * torch.cuda.is_available()
 BACKENDS = [b for b in backends().values() if "segment_matmul" in b.kernels]
 
 
@@ -17,21 +19,48 @@ def backend(request):
         yield request.param
 
 
-@pytest.mark.parametrize("sizes", [[3, 0, 5, 1], [0, 0], [7], [0]], ids=str)
-@pytest.mark.parametrize("shape", [(1, 1), (7, 33), (64, 16)], ids=str)
+@pytest.mark.parametrize(
+    "sizes", [[3, 0, 5, 1], [0, 0], [7], [0], [0, 70, 0, 0, 1, 63, 200, 0]], ids=str
+)
+@pytest.mark.parametrize("shape", [(1, 1), (7, 33), (64, 16), (70, 65)], ids=str)
 def test_every_segment_is_multiplied_by_its_matrix(backend, sizes, shape):
     ptr = torch.tensor([0, *sizes]).cumsum(0)
-    x = torch.randn(sum(sizes), shape[0], requires_grad=True)
-    weight = torch.randn(len(sizes), *shape, requires_grad=True)
+    x = torch.randn(sum(sizes), shape[0], device=DEVICE, requires_grad=True)
+    weight = torch.randn(len(sizes), *shape, device=DEVICE, requires_grad=True)
     found = ops.segment_matmul(x, ptr, weight)
-    parts = [rows @ matrix for rows, matrix in zip(x.split(sizes), weight, strict=True)]
-    expected = torch.cat(parts)
-    torch.testing.assert_close(found, expected)
+    wide = [t.detach().double().requires_grad_() for t in (x, weight)]
+    parts = zip(wide[0].split(sizes), wide[1], strict=True)
+    expected = torch.cat([rows @ matrix for rows, matrix in parts])
     grad = torch.randn_like(found)
-    torch.testing.assert_close(
-        torch.autograd.grad(found, [x, weight], grad),
-        torch.autograd.grad(expected, [x, weight], grad),
-    )
+    near(found, expected)
+    pairs = zip(torch.autograd.grad(found, [x, weight], grad),
+                torch.autograd.grad(expected, wide, grad.double()), strict=True)  # fmt: skip
+    for one, truth in pairs:
+        near(one, truth)
+
+
+def near(found, truth):
+    torch.testing.assert_close(found.double(), truth, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_halves_are_added_in_float32(backend, dtype):
+    if backend.name == "triton" and DEVICE == "cpu" and dtype == torch.bfloat16:
+        pytest.skip("GPU: Triton's interpreter multiplies the bits of bfloat16")
+    ptr = torch.tensor([0, 400, 400, 500])
+    x, weight = (torch.randn(*s, device=DEVICE).to(dtype) for s in ((500, 300), (3, 300, 20)))
+    found = ops.segment_matmul(x.t().contiguous().t(), ptr, weight)
+    assert found.dtype == dtype
+    truth = torch.cat([r @ w for r, w in zip(x.double().split([400, 0, 100]), weight.double(),
+                                             strict=True)])  # fmt: skip
+    torch.testing.assert_close(found.double(), truth, rtol=2e-2, atol=0.1)
+
+
+def test_rows_of_other_segments_do_not_meet_infinities(backend):
+    weight = torch.ones(2, 3, 4, device=DEVICE)
+    weight[1] = torch.inf
+    found = ops.segment_matmul(torch.ones(5, 3, device=DEVICE), torch.tensor([0, 2, 5]), weight)
+    assert found[:2].eq(3).all() and found[2:].isinf().all()
 
 
 def test_it_can_be_differentiated_twice():

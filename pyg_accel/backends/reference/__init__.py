@@ -17,6 +17,7 @@ from pyg_accel.backends.reference.cbsr import cbsr_dot, cbsr_spmm, maxk, sspmm
 from pyg_accel.backends.reference.edges import edge_passes
 from pyg_accel.backends.reference.messages import evaluate, places_of
 from pyg_accel.backends.sampling import Sampling, edge_factors, take
+from pyg_accel.costs import segment_seconds
 from pyg_accel.formula import Formula
 from pyg_accel.graph import CSR, ptr2index
 
@@ -180,6 +181,11 @@ def _winners(message: Tensor, out: Tensor, row: Tensor, winner: Tensor) -> Tenso
 
 _OPERATORS = (
     gspmm, gspmm_several, edge_passes, scatter_arg, edge_softmax, attention, attention_backward,
-    sampled_spmm, maxk, cbsr_spmm, sspmm, cbsr_dot, segment_matmul, segment_outer,
+    sampled_spmm, maxk, cbsr_spmm, sspmm, cbsr_dot,
 )  # fmt: skip
-REFERENCE = Backend("reference", table({run.__name__: run for run in _OPERATORS}))
+REFERENCE = Backend(
+    "reference",
+    table({run.__name__: run for run in _OPERATORS})
+    | table({run.__name__: run for run in (segment_matmul, segment_outer)},
+            lambda spec: segment_seconds(spec, "reference")),
+)  # fmt: skip

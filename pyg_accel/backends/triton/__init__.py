@@ -17,6 +17,7 @@ import torch
 from pyg_accel.backends.base import Backend, Kernel, placement_reasons, table
 from pyg_accel.backends.dtypes import DTYPES
 from pyg_accel.backends.spec import OpSpec
+from pyg_accel.costs import segment_seconds
 from pyg_accel.formula import has_sum, operands_of, parse
 
 __all__ = ["MAX_WIDTH", "TRITON"]
@@ -73,6 +74,11 @@ def _edge_reasons(spec: OpSpec) -> list[str]:
     return _reasons(spec)
 
 
+def _segment_reasons(spec: OpSpec) -> list[str]:
+    exact = spec.dtype == torch.float64
+    return _reasons(spec) + ["features are float64, which tl.dot does not take"] * exact
+
+
 def _shares_rows(spec: OpSpec) -> bool:
     """Whether the scores and the values of attention read the same rows of source features."""
     score, value = (
@@ -122,6 +128,10 @@ _OPERATORS = (
 TRITON = Backend(
     "triton",
     table({op: _late(op) for op in _OPERATORS}, None, _reasons)
+    | {
+        op: Kernel(_late(op), lambda spec: segment_seconds(spec, "triton"), _segment_reasons)
+        for op in ("segment_matmul", "segment_outer")
+    }
     | {
         op: Kernel(_late(op), None, _whole_head_reasons, bind=_late(f"bind_{op}"))
         for op in ("gspmm_several", "attention_backward")

@@ -16,11 +16,13 @@ from pyg_accel.backends.triton.gspmm import run as gspmm
 from pyg_accel.backends.triton.maxk import run as maxk
 from pyg_accel.backends.triton.sampled import run as sampled_spmm
 from pyg_accel.backends.triton.scatter import run as scatter_arg
+from pyg_accel.backends.triton.segments import matmul as segment_matmul
+from pyg_accel.backends.triton.segments import outer as segment_outer
 from pyg_accel.backends.triton.softmax import run as edge_softmax
 
 __all__ = [
     "attention", "attention_backward", "bind_attention", "bind_attention_backward",
     "bind_edge_passes", "bind_gspmm", "bind_gspmm_several", "cbsr_dot", "cbsr_spmm", "edge_passes",
-    "edge_softmax", "gspmm", "gspmm_several", "maxk",
-    "sampled_spmm", "scatter_arg", "sspmm",
+    "edge_softmax", "gspmm", "gspmm_several", "maxk", "sampled_spmm", "scatter_arg",
+    "segment_matmul", "segment_outer", "sspmm",
 ]  # fmt: skip
