@@ -50,7 +50,8 @@ def _spec(op: str, x: Tensor, ptr: Tensor, width: int) -> OpSpec:
 
 
 def _matmul(x: Tensor, ptr: Tensor, weight: Tensor) -> Any:
-    if ptr[0] != 0 or ptr[-1] != x.size(0) or bool((ptr.diff() < 0).any()):
+    bounds = ptr.tolist()
+    if bounds[0] != 0 or bounds[-1] != x.size(0) or bounds != sorted(bounds):
         raise ValueError(f"expected 'ptr' to ascend from 0 to {x.size(0)}")
     return choose(_spec("segment_matmul", x, ptr, weight.size(2))).kernel.run(x, ptr, weight)
 

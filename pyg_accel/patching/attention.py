@@ -61,7 +61,8 @@ class Source:
         target: row of edge_index with the targets.
         graph: its CSR form.
         score: formula of the scores.
-        operands: of the formula, [rows, H | 1, F | 1].
+        leaves: the operands of the formula, as the layer has them.
+        operands: [rows, H | 1, F | 1].
         repeated: which of them have one row for all targets.
         dtype: of the weights.
         shape: [E] or [E, H].
@@ -71,6 +72,7 @@ class Source:
     target: int
     graph: Graph
     score: Formula
+    leaves: list[Tensor]
     operands: list[Tensor]
     repeated: list[bool]
     dtype: torch.dtype
@@ -248,7 +250,7 @@ def attend(
     layout = _layout(weights, [t for i, t in enumerate(operands) if i != indices[0]])
     if layout is None:
         return None
-    graph, score, names, tensors = source.graph, source.score, [*source.operands], source.expanded()
+    graph, score, names, tensors = source.graph, source.score, [*source.leaves], source.expanded()
     scored = _operands_of(score)
     if all(o.side != "u" for o in scored):
         paired = with_pairs_as_sources(value, operands, where.target, num_rows)
@@ -267,7 +269,7 @@ def attend(
             continue
         places[o.index] = len(tensors)
         sides[len(tensors)] = o.side
-        names.append(operands[o.index])
+        names.append(t)
         with quiet():
             if repeated[o.index]:
                 t = t.expand(num_rows, *t.shape[1:])

@@ -39,7 +39,6 @@ from pyg_accel.patching.reasons import (
     subclass_reasons,
     torch_records,
 )
-from pyg_accel.patching.rules.common import MAX_MATERIALIZED_WIDTH
 from pyg_accel.patching.rules.rowwise import makes_matrices
 from pyg_accel.patching.sampling import refuse_training
 from pyg_accel.patching.sparse import PRODUCT, multiplied, with_edges
@@ -216,8 +215,7 @@ def softmax(
         options.get("ptr") is not None
         or len(shape) not in (1, 2)
         or shape[0] != trace.num_edges
-        or shape[1:].numel() > MAX_MATERIALIZED_WIDTH
-        or options.get("dim", 0) != 0
+        or options.get("dim", 0) not in (0, -len(shape))
         or not src.dtype.is_floating_point
     ):
         return function(src, index, *args, **kwargs)

@@ -133,10 +133,9 @@ class Trace(Tracer):
         graph = self.graph_of(num_rows)
         layout = Layout(shape[1:], len(shape) - 1)
         with quiet():
-            operands = [materialize(self.operands[n]) for n in numbers]
-            if not lazy.summed:
-                operands = [layout.fold(t) for t in operands]
-            source = Source(self.edge_index, self.target, graph, formula, operands,
+            leaves = [materialize(self.operands[n]) for n in numbers]
+            operands = leaves if lazy.summed else [layout.fold(t) for t in leaves]
+            source = Source(self.edge_index, self.target, graph, formula, leaves, operands,
                             [self.repeated[n] for n in numbers], lazy.dtype, shape)  # fmt: skip
         self.formulas.append(Computation(score=source.score))
         weights = source.written() if self.writes_weights else Weights.of(source)
