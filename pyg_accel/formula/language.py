@@ -22,8 +22,8 @@ from pyg_accel.formula.functions import BINARY, FUNCTIONS, PARAMETRIC, UNARY
 __all__ = [
     "BINARY", "SIDES", "UNARY", "Binary", "Const", "Formula", "Operand", "Sum", "Unary",
     "children", "dot_ends", "factors", "gradient", "has_sum", "is_summed", "map_children",
-    "map_operands", "operands_of", "parse", "selects", "shape_of", "summed", "swap_sides",
-    "times", "weighted_source", "where",
+    "map_operands", "operands_of", "parse", "renumbered", "selects", "shape_of", "summed",
+    "swap_sides", "times", "weighted_source", "where",
 ]  # fmt: skip
 
 SIDES = ("u", "v", "e")
@@ -223,6 +223,13 @@ def map_operands(formula: Formula, change: Callable[[Operand], Formula]) -> Form
     if isinstance(formula, Operand):
         return change(formula)
     return map_children(formula, lambda part: map_operands(part, change))
+
+
+def renumbered(*formulas: Formula) -> tuple[list[Formula], tuple[int, ...]]:
+    """Return formulas with operands 0, 1, ... in the order of first use, and the old indices."""
+    used = tuple(dict.fromkeys(o.index for formula in formulas for o in operands_of(formula)))
+    new = {index: place for place, index in enumerate(used)}
+    return [map_operands(f, lambda o: Operand(o.side, new[o.index])) for f in formulas], used
 
 
 def weighted_source(formula: Formula) -> tuple[int, int | None] | None:

@@ -14,9 +14,8 @@ from pyg_accel.formula import (
     Formula,
     Operand,
     has_sum,
-    map_operands,
-    operands_of,
     parse,
+    renumbered,
     shape_of,
 )
 from pyg_accel.graph import CSR, Graph
@@ -25,7 +24,6 @@ from pyg_accel.ops.launch import bind_gspmm
 from pyg_accel.ops.layout import contiguous_rows
 from pyg_accel.ops.messages import message_calls
 from pyg_accel.ops.softmax import edge_softmax, softmax_of
-from pyg_accel.ops.steps import renumber
 
 __all__ = ["bind_unfused", "differentiated", "extent", "unfused"]
 
@@ -50,10 +48,9 @@ def _parts(score: str, value: str, count: int) -> tuple[_Part, ...]:
     calls, scores = message_calls(parse(score), count)
     weights = count + len(calls)
     weighted: Formula = Binary("mul", parse(value), Operand("e", weights))
-    used = tuple(dict.fromkeys(o.index for o in operands_of(weighted)))
-    text = str(map_operands(weighted, partial(renumber, used)))
+    (weighted,), used = renumbered(weighted)
     parts = [_Part(*call) for call in calls]
-    return *parts, _Part(None, (scores,)), _Part(text, used, "sum")
+    return *parts, _Part(None, (scores,)), _Part(str(weighted), used, "sum")
 
 
 def unfused(
@@ -126,7 +123,7 @@ def bind_unfused(
             name, softmax = softmax_of(csr, inputs[0].squeeze(-1))
             bound = partial(_softmax_launch, softmax)
         else:
-            name, bound = bind_gspmm(csr, text, (reduce,), inputs, want_arg=False)
+            name, bound = bind_gspmm(csr, (text,), (reduce,), inputs)
         parts.append((bound, used))
         backends[name] = None
         # Launches depend on shapes alone: nothing runs before the call itself.

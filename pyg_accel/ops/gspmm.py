@@ -172,7 +172,7 @@ def check_operands(
 
 def _gspmm(*args: Any) -> list[Tensor]:
     csr, (operands, formula, reduces, want_arg) = csr_and_arguments(args)
-    return run_gspmm(csr, formula, tuple(reduces), operands, want_arg=want_arg)
+    return run_gspmm(csr, (formula,), reduces, operands, want_arg=want_arg)
 
 
 def _gspmm_fake(*args: Any) -> list[Tensor]:

@@ -1,7 +1,7 @@
 """The gradient of gspmm: gspmm with other formulas, on the graph and on its transpose."""
 
 from collections.abc import Iterator, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -18,19 +18,17 @@ from pyg_accel.formula import (
     gradient,
     has_sum,
     map_children,
-    map_operands,
     operands_of,
     parse,
     shape_of,
     summed,
-    swap_sides,
     times,
 )
 from pyg_accel.graph import CSR
 from pyg_accel.graph.facts import cache_of, facts_of
 from pyg_accel.ops.arrays import Arrays
 from pyg_accel.ops.operator import call
-from pyg_accel.ops.steps import SCATTER, Pass, Step, passes_of, renumber
+from pyg_accel.ops.steps import SCATTER, Pass, Step, passes_of
 from pyg_accel.runtime.machine import is_captured
 
 __all__ = [
@@ -122,7 +120,7 @@ def plan_gradients(
         place = n + 2 * len(reduces) + len(numbers)
         sizes[place], sides[place], numbers[place] = (heads, 1), "e", number
         wanted = {i: _replaced(f, number, Operand("e", place)) for i, f in wanted.items()}
-    return tuple(_step(index, sides[index], f) for index, f in (numbers | wanted).items())
+    return tuple(Step(index, sides[index], f) for index, f in (numbers | wanted).items())
 
 
 def _of_both_ends(
@@ -147,12 +145,6 @@ def _replaced(formula: Formula, part: Formula, by: Formula) -> Formula:
     if formula == part:
         return by
     return map_children(formula, lambda child: _replaced(child, part, by))
-
-
-def _step(index: int, side: str, formula: Formula) -> Step:
-    used = tuple(dict.fromkeys(o.index for o in operands_of(formula)))
-    formula = map_operands(formula, partial(renumber, used))
-    return Step(index, side, swap_sides(formula) if side == "u" else formula, used)
 
 
 def backward_passes(

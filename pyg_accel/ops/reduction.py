@@ -57,7 +57,7 @@ def plan_of(
             return None  # the operator says what is wrong
     csr = graph.csr(edge_order=rule.edge_order)
     folds, folded = zip(*map(folding, operands, *zip(*rule.shapes, strict=True)), strict=True)
-    backend, bound = bind_gspmm(csr, rule.text, reduces, folded, want_arg=rule.want_arg)
+    backend, bound = bind_gspmm(csr, (rule.text,), reduces, folded, want_arg=rule.want_arg)
     launch = bound(csr)
     shapes = [(rows["e" if r == "none" else "v"], *rule.trailing) for r in reduces]
     if launch.accepts_any_layout:
@@ -197,7 +197,11 @@ def reduction_on(
     sides = {o.index: o.side for o in operands_of(formula)}
     message = shape_of(formula, dict(enumerate(shapes)))
     steps = plan_gradients(text, reduces, needs, (True,) * len(reduces), kinds_of_shapes(shapes))
-    used = set(range(n)) if "prod" in reduces else {i for step in steps for i in step.used}
+    used = (
+        set(range(n))
+        if "prod" in reduces
+        else {o.index for step in steps for o in operands_of(step.formula)}
+    )
     indices = [i for i in range(n) if i in used]
     extremes = [r for r, reduce in enumerate(reduces) if reduce in EXTREMES] if any(needs) else []
     grads = range(n, n + 2 * len(reduces), 2)
