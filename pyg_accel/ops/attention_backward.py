@@ -8,9 +8,10 @@ operands. It writes ds (and p, if requested), E x heads, and the gradients of ta
 sums of formulas that read them.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -46,7 +47,10 @@ from pyg_accel.ops.passes import Passes, RowRule
 from pyg_accel.ops.plan import reshaping
 from pyg_accel.ops.steps import Pass, Step, passes_of
 
-__all__ = ["AttentionRule", "attention_rule", "is_backward_fast", "operand_gradients"]
+__all__ = [
+    "AttentionRule", "attention_rule", "is_backward_fast", "operand_gradients", "read_by",
+    "rule_of",
+]  # fmt: skip
 
 
 class SourcePass(NamedTuple):
@@ -248,31 +252,47 @@ class AttentionRule(RowRule):
         return [sources, *passes_of(others, like)]
 
 
+def rule_of(
+    kind: tuple[Any, ...], operands: Sequence[Tensor], needs: tuple[bool, ...]
+) -> AttentionRule | None:
+    """Return the rule of a kind of fused call; None if no plan serves it."""
+    one_dtype = len({t.dtype for t in operands}) == 1 and operands[0].is_floating_point()
+    if not one_dtype or any(not 0 < t.dim() <= 3 for t in operands):
+        return None
+    return _cached_rule(*kind, needs, tuple(t.shape[1:] for t in operands))
+
+
 def attention_rule(
-    score: str,
-    value: str,
-    edge_order: bool,
-    needs: tuple[bool, ...],
-    shapes: Shapes,
-    trailings: tuple[tuple[int, ...], ...],
-) -> AttentionRule:
-    """Return the rule of fused calls.
+    score: str, value: str, edge_order: bool, needs: tuple[bool, ...], trailings: tuple[Any, ...]
+) -> AttentionRule | None:
+    """Return the rule of fused calls; None for operands that no plan serves.
 
     Args:
         score: formula of the scores.
         value: of the values.
         edge_order: edge operands are in the order of the edge list.
         needs: which operands need gradients.
-        shapes: (heads, width) of each.
         trailings: shape of each without its rows.
     """
-    n = len(shapes)
-    sides = {o.index: o.side for text in (score, value) for o in operands_of(parse(text))}
+    n, read = len(needs), read_by(score, value)
+    if sorted(index for _, index in read) != list(range(n)):
+        return None
+    sides = tuple(side for side, _ in sorted(read, key=itemgetter(1)))
+    shapes: Shapes = tuple((*t, 1, 1)[:2] for t in trailings)
     return AttentionRule(
-        edge_order, tuple([sides[i] for i in range(n)]), trailings, shapes, needs,
-        extent(score, value, shapes), tuple(range(n + 2)), (*range(n), n + 3, n + 4, n),
-        score=score, value=value,
+        edge_order and "e" in sides, sides, trailings, shapes, needs, extent(score, value, shapes),
+        tuple(range(n + 2)), (*range(n), n + 3, n + 4, n), score=score, value=value,
     )  # fmt: skip
+
+
+_cached_rule = lru_cache(maxsize=4096)(attention_rule)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def read_by(score: str, value: str) -> tuple[tuple[str, int], ...]:
+    """Return the (side, index) of every operand of attention."""
+    operands = [*operands_of(parse(score)), *operands_of(parse(value))]
+    return tuple(dict.fromkeys((o.side, o.index) for o in operands))
 
 
 def _pass_of(args: tuple[Any, ...]) -> tuple[CSR, SourcePass, list[Tensor]]:

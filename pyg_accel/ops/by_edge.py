@@ -97,6 +97,7 @@ def plan_passes(
     results: int = 0,
     counts: bool = False,
     last: bool = False,
+    numbered: bool = False,
 ) -> EdgePlan | None:
     """Return a plan; None if no backend is faster than building the graph.
 
@@ -108,8 +109,15 @@ def plan_passes(
         results: number of returned results, in a list; 0 for a tensor.
         counts: passes read the degrees of targets, after the operands.
         last: the last pass computes the result.
+        numbered: results have a row for each edge, as edge operands have.
     """
-    of, dtype, counting = rule.rule, operands[0].dtype, None
+    of, device = rule.rule, edges.edge_index.device
+    if any(t.device != device or 0 in t.shape[1:] for t in operands):
+        return None
+    numbered = numbered or "e" in of.sides
+    if numbered and (edges.loops is not None or not of.edge_order):
+        return None
+    dtype, counting = operands[0].dtype, None
     folds, folded = zip(*map(folding, operands, *zip(*of.shapes, strict=True)), strict=True)
     if counts:
         bound = bind_passes(edges, ((COUNT,), *passes), folded, dtype)

@@ -83,6 +83,12 @@ class RowRule(ABC):
     keeps: tuple[int, ...]
     indices: tuple[int, ...]
 
+    def fits(self, graph: Graph, operands: Sequence[Tensor]) -> bool:
+        """Return whether operands belong to a graph; if not, the operator says what is wrong."""
+        rows = {"u": graph.num_cols, "v": graph.num_rows, "e": graph.num_edges}
+        return all(t.size(0) == rows[side] and t.device == graph.device
+                   for t, side in zip(operands, self.sides, strict=True))  # fmt: skip
+
     @abstractmethod
     def passes(self, plan: Passes, arrays: Arrays | None, special: Pass | None) -> Sequence[Pass]:
         """Return the passes; results after the gradients of operands are inputs of later ones.

@@ -48,18 +48,14 @@ def plan_of(
         needs: which of them need gradients.
     """
     rule = rule_of(kind, operands, needs)
-    if rule is None:
+    if rule is None or not rule.fits(graph, operands):
         return None
     _, reduces, _, single = kind
-    rows, device = {"u": graph.num_cols, "v": graph.num_rows, "e": graph.num_edges}, graph.device
-    for t, side in zip(operands, rule.sides, strict=True):
-        if t.size(0) != rows[side] or t.device != device:
-            return None  # the operator says what is wrong
     csr = graph.csr(edge_order=rule.edge_order)
     folds, folded = zip(*map(folding, operands, *zip(*rule.shapes, strict=True)), strict=True)
     backend, bound = bind_gspmm(csr, (rule.text,), reduces, folded, want_arg=rule.want_arg)
     launch = bound(csr)
-    shapes = [(rows["e" if r == "none" else "v"], *rule.trailing) for r in reduces]
+    shapes = [(graph.num_edges if r == "none" else graph.num_rows, *rule.trailing) for r in reduces]
     if launch.accepts_any_layout:
         folds = (None,) * len(operands)
         if reduces != ("none",) and rule.trailings[rule.sides.index("u")] == rule.trailing:

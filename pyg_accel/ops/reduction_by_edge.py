@@ -28,16 +28,12 @@ def edge_plan_of(
         needs: which of them need gradients.
     """
     rule, (_, reduces, _, single) = rule_of(kind, operands, needs), kind
-    device = edges.edge_index.device
-    odd = any(t.device != device or 0 in t.shape[1:] for t in operands)
-    if rule is None or odd or "prod" in reduces:
-        return None
-    by_edge = "e" in rule.sides or "none" in reduces
-    if by_edge and (edges.loops is not None or not rule.edge_order):
+    if rule is None or "prod" in reduces:
         return None
     return plan_passes(
         edges, EdgeRule(rule, _gradients), _forward(rule), operands,
         results=0 if single else len(reduces), counts="mean" in reduces,
+        numbered="none" in reduces,
     )  # fmt: skip
 
 
