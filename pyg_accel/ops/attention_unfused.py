@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -134,15 +134,11 @@ def bind_unfused(
 
     def on(csr: CSR) -> Launch:
         launches = [(bound(csr), used) for bound, used in parts]
-        functions = [(launch.bound(), launch.listed, used) for launch, used in launches]
 
         def run(*inputs: Tensor) -> Tensor:
             tensors = list(inputs)
-            for function, listed, used in functions:
-                read: Any = map(tensors.__getitem__, used)
-                outs = function([*read]) if listed else function(*read)
-                out = outs if type(outs) is Tensor else outs[0]
-                tensors.append(out if out.dim() == 3 else out.unsqueeze(-1))
+            for launch, used in launches:
+                tensors.append(launch([tensors[i] for i in used])[0])
             out = tensors[-1]
             return out if out.shape[1:] == (heads, width) else out.expand(-1, heads, width)
 

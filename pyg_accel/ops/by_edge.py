@@ -167,12 +167,7 @@ class EdgeRule(NamedTuple):
 
     def bind(self, edges: Edges, tensors: list[Any]) -> Gradient | None:
         """Plan the passes for saved tensors and gradients like these."""
-        rule, ready, folds = self.rule, dict[int, Tensor](), []
-        for place, (index, t) in enumerate(zip(rule.indices, tensors, strict=True)):
-            if t is not None:
-                fold, ready[index] = folding(t, *rule.size(index))
-                if fold is not None:
-                    folds.append((place, fold))
+        rule, (ready, folds) = self.rule, self.rule.inputs(tensors)
         grad = next(p for p in range(len(rule.keeps), len(tensors)) if tensors[p] is not None)
         dtype, degrees = tensors[grad].dtype, max(rule.indices) + 1
         ready[degrees] = _one_of(edges, dtype)

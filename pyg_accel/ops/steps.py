@@ -26,7 +26,7 @@ from pyg_accel.ops.launch import bind_gspmm, run_gspmm
 from pyg_accel.ops.operator import call, define
 from pyg_accel.ops.winners import scatter_launch
 
-__all__ = ["SCATTER", "Pass", "Step", "fit", "passes_of"]
+__all__ = ["SCATTER", "Pass", "Step", "fit", "flat", "passes_of"]
 
 SCATTER = "scatter"  # in place of a formula: scatter gradients to the winners of a maximum
 
@@ -54,6 +54,11 @@ def fit(grad: Tensor, shape: tuple[int, int]) -> Tensor:
             else:
                 grad = grad.expand(*(size if d == dim else -1 for d in range(3)))
     return grad
+
+
+def flat(t: Tensor) -> Tensor:
+    """Return rows of one dimension, as scatters take them."""
+    return t.flatten(1).contiguous()
 
 
 class Pass(NamedTuple):
@@ -86,8 +91,8 @@ class Pass(NamedTuple):
     def run(self, arrays: Arrays, tensors: list[Tensor]) -> list[Tensor]:
         """Compute the gradients by operators."""
         if self.formulas == (SCATTER,):
-            flat = call("scatter_arg", *map(_flat, tensors), arrays.num_cols)
-            return [flat.view(arrays.num_cols, *tensors[0].shape[1:])]
+            out = call("scatter_arg", *map(flat, tensors), arrays.num_cols)
+            return [out.view(arrays.num_cols, *tensors[0].shape[1:])]
         if len(self.formulas) > 1:
             csr = arrays.transposed if self.source else arrays.csr
             texts = list(self.formulas), list(self.reduces)
@@ -148,10 +153,6 @@ def _together(*group: Step) -> Pass:
 
 def _reads_edges(formula: Formula) -> bool:
     return selects(formula) or any(o.side == "e" for o in operands_of(formula))
-
-
-def _flat(t: Tensor) -> Tensor:
-    return t.flatten(1).contiguous()
 
 
 def _groups(steps: Sequence[Step], tensors: Mapping[int, Tensor]) -> list[list[Step]]:
