@@ -10,7 +10,8 @@ sums of formulas that read them.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
+from itertools import compress
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -39,12 +40,12 @@ from pyg_accel.formula import (
 from pyg_accel.graph import CSR, Graph
 from pyg_accel.graph.csr import Edges
 from pyg_accel.ops.arrays import CSR_ARRAYS, Arrays
-from pyg_accel.ops.attention_unfused import differentiated, extent
-from pyg_accel.ops.autograd import Gradient, Result
+from pyg_accel.ops.attention_unfused import extent, unfused
+from pyg_accel.ops.autograd import Gradient, Result, computed_again
 from pyg_accel.ops.gspmm_backward import kinds_of_shapes
+from pyg_accel.ops.layout import contiguous_rows
 from pyg_accel.ops.operator import call, define
 from pyg_accel.ops.passes import Passes, RowRule
-from pyg_accel.ops.plan import reshaping
 from pyg_accel.ops.steps import Pass, Step, passes_of
 
 __all__ = [
@@ -237,11 +238,22 @@ class AttentionRule(RowRule):
         if isinstance(graph, Arrays):
             edge_order = graph.eid is not None
             graph = Graph.trusted(*graph.csr[:4], sorted=graph.sorted)
-        order, run = differentiated(
-            graph, self.score, self.value, self.needs, self.shapes, edge_order=edge_order
-        )
-        results = tuple(Result(i, reshaping(self.trailings[i])) for i in order)
-        return Gradient((), (), [(run, False, tuple(range(len(tensors))), results)], {})
+        n, run = len(self.needs), partial(self._again, graph, edge_order)
+        results = tuple([Result(i, None) for i in range(n) if self.needs[i]])
+        return Gradient((), (), [(run, True, (*range(n), len(tensors) - 1), results)], {})
+
+    def _again(self, graph: Graph, edge_order: bool, tensors: list[Tensor]) -> list[Tensor]:
+        """Return gradients of the unfused operators, which have derivatives of every order."""
+        *operands, grad = tensors
+
+        def parts(operands: list[Tensor]) -> list[Tensor]:
+            folded = [contiguous_rows(t.reshape(t.size(0), *size))
+                      for t, size in zip(operands, self.shapes, strict=True)]  # fmt: skip
+            return [unfused(graph, self.score, self.value, folded, edge_order=edge_order)]
+
+        got = computed_again(parts, operands, self.needs, {0: grad})
+        return [torch.zeros_like(t) if part is None else part
+                for t, part in zip(compress(operands, self.needs), got, strict=True)]  # fmt: skip
 
     def passes(self, plan: Passes, arrays: Arrays | None, special: Pass | None) -> list[Any]:
         """Return the pass over the transposed graph, and the passes for targets and edges."""

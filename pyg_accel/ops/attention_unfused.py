@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from pyg_accel.backends.base import Launch
@@ -21,11 +20,10 @@ from pyg_accel.formula import (
 from pyg_accel.graph import CSR, Graph
 from pyg_accel.ops.gspmm import gspmm
 from pyg_accel.ops.launch import bind_gspmm
-from pyg_accel.ops.layout import contiguous_rows
 from pyg_accel.ops.messages import message_calls
 from pyg_accel.ops.softmax import edge_softmax, softmax_of
 
-__all__ = ["bind_unfused", "differentiated", "extent", "unfused"]
+__all__ = ["bind_unfused", "extent", "unfused"]
 
 
 class _Part(NamedTuple):
@@ -67,39 +65,6 @@ def unfused(
             out = gspmm(graph, text, inputs, reduce=reduce, edge_order=edge_order)
         tensors.append(out if out.dim() == 3 else out.unsqueeze(-1))
     return tensors[-1].expand(-1, heads, width)
-
-
-def differentiated(
-    graph: Graph,
-    score: str,
-    value: str,
-    needs: tuple[bool, ...],
-    sizes: Shapes,
-    *,
-    edge_order: bool,
-) -> tuple[tuple[int, ...], Callable[..., list[Tensor]]]:
-    """Return the operands that need gradients, and a function that computes these gradients.
-
-    It takes the operands, folded to [rows, *sizes], and the gradient of the result. The unfused
-    operators have derivatives of every order.
-    """
-    wanted = tuple([i for i, need in enumerate(needs) if need])
-
-    def run(*tensors: Tensor) -> list[Tensor]:
-        recorded = torch.is_grad_enabled()
-        with torch.enable_grad():
-            # Separate tensors: an operand may occur twice, or be computed from another.
-            operands = [t.view_as(t) if recorded else t.detach().requires_grad_(need)
-                        for t, need in zip(tensors, needs, strict=False)]  # fmt: skip
-            folded = [contiguous_rows(t.reshape(t.size(0), *size))
-                      for t, size in zip(operands, sizes, strict=True)]  # fmt: skip
-            out = unfused(graph, score, value, folded, edge_order=edge_order)
-            parts = torch.autograd.grad(out, [operands[i] for i in wanted], tensors[-1],
-                                        create_graph=recorded, allow_unused=True)  # fmt: skip
-        return [torch.zeros_like(tensors[i]) if part is None else part
-                for i, part in zip(wanted, parts, strict=True)]  # fmt: skip
-
-    return wanted, run
 
 
 def bind_unfused(

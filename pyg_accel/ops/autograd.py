@@ -25,7 +25,7 @@ from pyg_accel.runtime.state import running
 
 __all__ = [
     "NO_GRADIENT", "Fold", "Gradient", "OperatorPlan", "Result", "Rule", "apply", "apply_unchecked",
-    "each_of",
+    "computed_again", "each_of",
 ]  # fmt: skip
 
 _PLAIN, _SEVERAL = (Tensor, Parameter), (list, tuple)
@@ -235,6 +235,34 @@ class _Operation(torch.autograd.Function):
 apply: Any = _Operation.apply
 # Skips the check for function transforms of ``Function.apply``: callers have made it.
 apply_unchecked: Any = super(torch.autograd.Function, _Operation).apply
+
+
+def computed_again(
+    function: Callable[[list[Tensor]], Sequence[Tensor]],
+    tensors: Sequence[Tensor],
+    needs: Sequence[bool],
+    grads: dict[int, Tensor],
+) -> list[Tensor | None]:
+    """Return gradients by computing a function again; they have derivatives if these are recorded.
+
+    Args:
+        function: of a list of tensors.
+        tensors: its inputs.
+        needs: which of them need gradients; results have these alone.
+        grads: of its results, by index.
+    """
+    recorded, wanted = torch.is_grad_enabled(), [i for i, need in enumerate(needs) if need]
+    with torch.enable_grad():
+        # Separate tensors: one may be read twice, or be computed from another.
+        inputs = [t.view_as(t) if recorded else t.detach().requires_grad_(need)
+                  for t, need in zip(tensors, needs, strict=True)]  # fmt: skip
+        outs = function(inputs)
+    used = [n for n in grads if outs[n].requires_grad]
+    if not used:
+        return [None] * len(wanted)
+    return [*torch.autograd.grad([outs[n] for n in used], [inputs[i] for i in wanted],
+                                 [grads[n] for n in used], create_graph=recorded,
+                                 allow_unused=True)]  # fmt: skip
 
 
 def each_of(
