@@ -23,7 +23,7 @@ __all__ = [
     "BINARY", "SIDES", "UNARY", "Binary", "Const", "Formula", "Operand", "Sum", "Unary",
     "children", "dot_ends", "factors", "gradient", "has_sum", "is_summed", "map_children",
     "map_operands", "operands_of", "parse", "renumbered", "selects", "shape_of", "summed",
-    "swap_sides", "times", "weighted_source", "where",
+    "swap_sides", "times", "weighted_source", "where", "without_narrow_sums",
 ]  # fmt: skip
 
 SIDES = ("u", "v", "e")
@@ -297,6 +297,14 @@ def summed(formula: Formula, shapes: dict[int, Shape] | None) -> Formula:
     """Return the sum over the width; with shapes, factors of width 1 move outside."""
     number, factor = (Const(1.0), formula) if shapes is None else factors(formula, shapes)
     return times(number, Sum(factor))
+
+
+def without_narrow_sums(formula: Formula, shapes: dict[int, Shape]) -> Formula:
+    """Return a formula without the sums of one column."""
+    formula = map_children(formula, lambda part: without_narrow_sums(part, shapes))
+    if isinstance(formula, Sum) and shape_of(formula.arg, shapes)[1] == 1:
+        return formula.arg
+    return formula
 
 
 def factors(formula: Formula, shapes: dict[int, Shape]) -> tuple[Formula, Formula]:

@@ -12,10 +12,19 @@ from typing import Any
 from torch import Tensor
 
 from pyg_accel.backends.edges import Output, Passes
-from pyg_accel.formula import Binary, Formula, Operand, Sum, Unary, operands_of, parse
+from pyg_accel.formula import (
+    Binary,
+    Formula,
+    Operand,
+    Sum,
+    Unary,
+    operands_of,
+    parse,
+    without_narrow_sums,
+)
 from pyg_accel.graph.csr import Edges
 from pyg_accel.ops.attention_backward import AttentionRule, operand_gradients, rule_of
-from pyg_accel.ops.by_edge import EdgePlan, EdgeRule, Sizes, plan_passes, without_narrow_sums
+from pyg_accel.ops.by_edge import EdgePlan, EdgeRule, Sizes, plan_passes
 from pyg_accel.ops.gspmm_backward import kinds_of_shapes
 
 __all__ = ["attention_plan_of"]

@@ -19,7 +19,7 @@ from pyg_accel.backends.dispatch import asked_for, decide, named, variables_of_c
 from pyg_accel.backends.dtypes import accumulate
 from pyg_accel.backends.edges import Output, Passes
 from pyg_accel.errors import BackendNotSupported
-from pyg_accel.formula import Const, Formula, Sum, map_children, operands_of, shape_of
+from pyg_accel.formula import Const, Formula, operands_of, without_narrow_sums
 from pyg_accel.graph import Graph
 from pyg_accel.graph.csr import Edges, for_autograd
 from pyg_accel.ops.autograd import Fold, Gradient, OperatorPlan, Result
@@ -30,7 +30,6 @@ from pyg_accel.settings import settings
 
 __all__ = [
     "EdgePlan", "EdgeRule", "Sizes", "degrees_of", "plan_by_edge", "plan_passes",
-    "without_narrow_sums",
 ]  # fmt: skip
 
 # Seconds per byte read or added by an edge, in excess of kernels over rows (H100).
@@ -199,13 +198,6 @@ class EdgeRule(NamedTuple):
         """Return the output that is the gradient of an operand."""
         return Output(without_narrow_sums(formula, sizes), rule.sides[index], rule.shapes[index],
                       trailing=tuple(rule.trailings[index]))  # fmt: skip
-
-
-def without_narrow_sums(formula: Formula, sizes: Sizes) -> Formula:
-    """Return a formula without the sums of one column."""
-    formula = map_children(formula, lambda part: without_narrow_sums(part, sizes))
-    narrow = isinstance(formula, Sum) and shape_of(formula.arg, sizes)[1] == 1
-    return formula.arg if narrow and isinstance(formula, Sum) else formula
 
 
 def _zeros_of(side: str, trailing: Sequence[int]) -> Launch:

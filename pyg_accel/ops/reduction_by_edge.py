@@ -6,9 +6,9 @@ from typing import Any
 from torch import Tensor
 
 from pyg_accel.backends.edges import Output, Passes
-from pyg_accel.formula import Binary, Const, Formula, Operand, parse, times
+from pyg_accel.formula import Binary, Const, Formula, Operand, parse, times, without_narrow_sums
 from pyg_accel.graph.csr import Edges
-from pyg_accel.ops.by_edge import EdgePlan, EdgeRule, Sizes, plan_passes, without_narrow_sums
+from pyg_accel.ops.by_edge import EdgePlan, EdgeRule, Sizes, plan_passes
 from pyg_accel.ops.gspmm_backward import kinds_of_shapes, operand_gradients
 from pyg_accel.ops.reduction import EXTREMES, Reduction, rule_of
 
