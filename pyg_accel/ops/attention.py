@@ -78,12 +78,8 @@ def attention(
         raise ValueError(f"expected 'operands' to be a list of tensors (got {shown(operands)})")
     read = read_by(score, value)
     what = f"the score {score} and the value {value}"
-    sizes = (graph.num_rows, graph.num_cols, graph.num_edges)
-    facts = [(t.shape, t.dtype, t.device) for t in operands]
-    check_operands(what, read, sizes, graph.device, facts)
-    dtype = operands[0].dtype
+    dtype = check_operands(graph, what, read, operands)
     for t in operands:
-        dtype = torch.promote_types(dtype, t.dtype)
         if t.dim() > 3:
             raise ValueError(f"expected operands [rows, H, F] (got shape {list(t.shape)})")
     folded = [contiguous_rows(_folded(t.to(dtype))) for t in operands]

@@ -18,6 +18,7 @@ from pyg_accel.backends.base import atomics_allowed
 from pyg_accel.backends.dispatch import asked_for, decide, named, variables_of_choices
 from pyg_accel.backends.dtypes import accumulate
 from pyg_accel.backends.edges import Output, Passes
+from pyg_accel.backends.spec import widest
 from pyg_accel.errors import BackendNotSupported
 from pyg_accel.formula import Const, Formula, operands_of, without_narrow_sums
 from pyg_accel.graph import Graph
@@ -310,10 +311,9 @@ def bind_passes(
     """
     sizes: list[tuple[int, ...]] = [tuple(t.shape[1:]) for t in operands if t is not None]
     sizes += [output.shape for part in passes for output in part]
-    heads, width = (max(1, *(size[d] for size in sizes)) for d in (0, 1))
     texts = tuple(str(output.formula) for part in passes for output in part)
     shapes = tuple((size[0], size[1]) for size in sizes)
-    spec = OpSpec.of_any_size("edge_passes", edges.edge_index.device.type, dtype, heads, width,
+    spec = OpSpec.of_any_size("edge_passes", edges.edge_index.device.type, dtype, *widest(shapes),
                               formulas=texts, shapes=shapes)  # fmt: skip
     try:
         decision = decide(spec)
