@@ -294,25 +294,21 @@ def each_of(
     return result, tree_map(lambda value: None if value is None else 0, result)
 
 
-def _is_batch(grads: Any) -> bool:
-    """Whether gradients are a batch, as for ``torch.autograd.grad(is_grads_batched=True)``.
+def _is_batch(grad: Tensor | None) -> bool:
+    """Whether a gradient is a batch, as for ``torch.autograd.grad(is_grads_batched=True)``.
 
     Batches of function transforms (``torch.func``) are handled by the dispatcher.
     """
-    if type(grads) is list:
-        return any(_is_batch(grad) for grad in grads)
-    return grads is not None and _batched(grads)
+    return grad is not None and _batched(grad)
 
 
 def _each_gradient(
-    differentiate: Callable[..., tuple[Any, ...]], grads: tuple[Any, ...]
+    differentiate: Callable[..., tuple[Any, ...]], grads: tuple[Tensor | None, ...]
 ) -> tuple[Any, ...]:
     """Differentiate for each gradient of a batch."""
     level = torch._C._vmapmode_increment_nesting() - 1
     torch._C._vmapmode_decrement_nesting()
-    flat, form = tree_flatten(grads)
-    dims: list[int | None] = [None] * len(flat)
-    size = 0
+    flat, dims, size = list[Any](grads), list[int | None]([None] * len(grads)), 0
     while not size:  # nested batches: find the innermost level of these
         for place, grad in enumerate(flat):
             if _is_batch(grad):
@@ -320,8 +316,5 @@ def _each_gradient(
                 if whole.size(0):
                     flat[place], dims[place], size = whole, 0, whole.size(0)
         level -= not size
-    each, _ = each_of(differentiate, size, tree_unflatten(dims, form), tree_unflatten(flat, form))
-    grads = tree_map(
-        lambda grad: None if grad is None else torch._add_batch_dim(grad, 0, level), each
-    )
-    return grads
+    each, _ = each_of(differentiate, size, tuple(dims), tuple(flat))
+    return tuple([None if g is None else torch._add_batch_dim(g, 0, level) for g in each])

@@ -56,17 +56,10 @@ def bind_gspmm(
                          formula=one, formulas=several, reduces=tuple(reduces), shapes=shapes,
                          sharing=kind.sharing, rounded=other[1])  # fmt: skip
         decision = decide(spec)
-        kernel = decision.kernel
         if several:
-            bound = kernel.bound(csr, (formulas, each), list(operands))
-        elif kernel.bind is not None:
-            bound = kernel.bind(csr, formula, list(operands), each, want_arg=want_arg)
+            bound = decision.kernel.bound(csr, (formulas, each), [*operands])
         else:
-
-            def bound(csr: CSR) -> Launch:
-                run = kernel.run
-                return Launch(lambda t: run(csr, formula, t, each, want_arg=want_arg), listed=True)
-
+            bound = decision.kernel.bound(csr, (formula,), [*operands], each, want_arg=want_arg)
         entry = _bound[key] = decision.backend.name, bound
     return entry
 
