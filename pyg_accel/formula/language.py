@@ -228,8 +228,7 @@ def map_operands(formula: Formula, change: Callable[[Operand], Formula]) -> Form
 def renumbered(*formulas: Formula) -> tuple[list[Formula], tuple[int, ...]]:
     """Return formulas with operands 0, 1, ... in the order of first use, and the old indices."""
     used = tuple(dict.fromkeys(o.index for formula in formulas for o in operands_of(formula)))
-    new = {index: place for place, index in enumerate(used)}
-    return [map_operands(f, lambda o: Operand(o.side, new[o.index])) for f in formulas], used
+    return [map_operands(f, lambda o: Operand(o.side, used.index(o.index))) for f in formulas], used
 
 
 def weighted_source(formula: Formula) -> tuple[int, int | None] | None:
@@ -301,10 +300,8 @@ def summed(formula: Formula, shapes: dict[int, Shape] | None) -> Formula:
 
 def without_narrow_sums(formula: Formula, shapes: dict[int, Shape]) -> Formula:
     """Return a formula without the sums of one column."""
-    formula = map_children(formula, lambda part: without_narrow_sums(part, shapes))
-    if isinstance(formula, Sum) and shape_of(formula.arg, shapes)[1] == 1:
-        return formula.arg
-    return formula
+    plain = map_children(formula, lambda part: without_narrow_sums(part, shapes))
+    return plain.arg if isinstance(plain, Sum) and shape_of(plain.arg, shapes)[1] == 1 else plain
 
 
 def factors(formula: Formula, shapes: dict[int, Shape]) -> tuple[Formula, Formula]:
