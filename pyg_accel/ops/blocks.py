@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from pyg_accel.graph import Graph, for_autograd
-from pyg_accel.graph.csr import entries_of_rows
 from pyg_accel.graph.derived import derived
 from pyg_accel.runtime.machine import is_capturing
 
@@ -170,8 +169,10 @@ def _by_degree(graph: Graph, most: int) -> Iterator[Block]:
     first = 0
     for size, count in zip(sizes, counts, strict=True):
         for chosen in rows[first : first + count].split(max(most // max(size, 1), 1)):
-            starts = torch.cat([degree.new_zeros(1), degree[chosen].cumsum(0)])
-            _, entries = entries_of_rows(graph.rowptr, chosen)
+            begins, degrees = graph.rowptr[chosen], degree[chosen]
+            starts = torch.cat([degrees.new_zeros(1), degrees.cumsum(0)])
+            shift = torch.repeat_interleave(begins - starts[:-1], degrees)
+            entries = torch.arange(shift.numel(), device=shift.device) + shift
             yield _block(graph, chosen, starts.to(graph.rowptr.dtype), entries, size)
         first += count
 
