@@ -122,14 +122,12 @@ def cache_of(csr: CSR) -> dict[Any, Any]:
     return derived((csr.col, csr.rowptr), ("cache", csr.num_cols), dict, lasting=True)
 
 
-def of_matrix(csr: CSR, key: Hashable, make: Callable[[], T], *, store: bool = True) -> T:
-    """Return the value stored for a CSR matrix, or compute it and, with ``store``, store it."""
+def of_matrix(csr: CSR, key: Hashable, make: Callable[[], T]) -> T:
+    """Return the value stored for a CSR matrix, or compute and store it."""
     values = cache_of(csr)
     value: T | None = values.get(key)
     if value is None:
-        value = make()
-        if store:
-            values[key] = value
+        value = values[key] = make()
     return value
 
 

@@ -17,7 +17,7 @@ from pyg_accel.backends.spec import Shapes
 from pyg_accel.graph import CSR, Graph
 from pyg_accel.graph.column_reuse import kind_of
 from pyg_accel.graph.csr import Edges
-from pyg_accel.graph.facts import facts_of, of_matrix
+from pyg_accel.graph.facts import cache_of, facts_of
 from pyg_accel.ops.arrays import Arrays
 from pyg_accel.ops.autograd import NO_GRADIENT, Fold, Gradient, Result
 from pyg_accel.ops.launch import kernel_key
@@ -248,10 +248,10 @@ def _degrees(csr: CSR, dtype: torch.dtype, *, stored: bool) -> Tensor:
         dtype: of the gradient.
         stored: keep it with the graph.
     """
-
-    def make() -> Tensor:
-        return csr.rowptr.diff().clamp(min=1).view(-1, 1, 1).to(dtype)
-
-    if not stored:
-        return make()
-    return of_matrix(csr, ("degrees", dtype), make, store=not is_captured(csr.col))
+    cache, key = cache_of(csr) if stored else {}, ("degrees", dtype)
+    degrees: Tensor | None = cache.get(key)
+    if degrees is None:
+        degrees = csr.rowptr.diff().clamp(min=1).view(-1, 1, 1).to(dtype)
+        if not is_captured(csr.col):
+            cache[key] = degrees
+    return degrees
