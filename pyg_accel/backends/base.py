@@ -79,13 +79,18 @@ class Kernel:
     prefers_unfused: Callable[[OpSpec], bool] = lambda spec: False
 
     def bound(
-        self, csr: CSR, before: tuple[Any, ...], operands: list[Tensor]
+        self, csr: CSR, before: tuple[Any, ...], operands: list[Tensor], *after: Any, **options: Any
     ) -> Callable[[CSR], Launch]:
         """Return a function that maps graphs of a kind to the launch of ``run``."""
         if self.bind is not None:
-            launch: Callable[[CSR], Launch] = self.bind(csr, *before, operands)
+            launch: Callable[[CSR], Launch] = self.bind(csr, *before, operands, *after, **options)
             return launch
-        return lambda csr: Launch(self.run, (csr, *before), listed=True)
+        run = self.run
+        if after:
+            return lambda csr: Launch(
+                lambda t: run(csr, *before, t, *after, **options), listed=True
+            )
+        return lambda csr: Launch(run, (csr, *before), listed=True)
 
 
 def table(

@@ -22,8 +22,8 @@ from pyg_accel.formula.functions import BINARY, FUNCTIONS, PARAMETRIC, UNARY
 __all__ = [
     "BINARY", "SIDES", "UNARY", "Binary", "Const", "Formula", "Operand", "Sum", "Unary",
     "children", "dot_ends", "factors", "gradient", "has_sum", "is_summed", "map_children",
-    "map_operands", "operands_of", "parse", "selects", "shape_of", "summed", "swap_sides",
-    "times", "weighted_source", "where",
+    "map_operands", "operands_of", "parse", "renumbered", "selects", "shape_of", "summed",
+    "swap_sides", "times", "weighted_source", "where", "without_narrow_sums",
 ]  # fmt: skip
 
 SIDES = ("u", "v", "e")
@@ -225,6 +225,12 @@ def map_operands(formula: Formula, change: Callable[[Operand], Formula]) -> Form
     return map_children(formula, lambda part: map_operands(part, change))
 
 
+def renumbered(*formulas: Formula) -> tuple[list[Formula], tuple[int, ...]]:
+    """Return formulas with operands 0, 1, ... in the order of first use, and the old indices."""
+    used = tuple(dict.fromkeys(o.index for formula in formulas for o in operands_of(formula)))
+    return [map_operands(f, lambda o: Operand(o.side, used.index(o.index))) for f in formulas], used
+
+
 def weighted_source(formula: Formula) -> tuple[int, int | None] | None:
     """Return the operands of ``u`` (with None for a weight) or ``u * e``; None for others."""
     match formula:
@@ -290,6 +296,12 @@ def summed(formula: Formula, shapes: dict[int, Shape] | None) -> Formula:
     """Return the sum over the width; with shapes, factors of width 1 move outside."""
     number, factor = (Const(1.0), formula) if shapes is None else factors(formula, shapes)
     return times(number, Sum(factor))
+
+
+def without_narrow_sums(formula: Formula, shapes: dict[int, Shape]) -> Formula:
+    """Return a formula without the sums of one column."""
+    plain = map_children(formula, lambda part: without_narrow_sums(part, shapes))
+    return plain.arg if isinstance(plain, Sum) and shape_of(plain.arg, shapes)[1] == 1 else plain
 
 
 def factors(formula: Formula, shapes: dict[int, Shape]) -> tuple[Formula, Formula]:

@@ -18,11 +18,11 @@ from pyg_accel.backends.base import Launch
 from pyg_accel.backends.dispatch import decide, dispatch_key, is_fast
 from pyg_accel.backends.notes import note_choice
 from pyg_accel.backends.spec import Shapes, shapes_of
-from pyg_accel.formula import Formula, operands_of, parse
+from pyg_accel.formula import Formula, parse
 from pyg_accel.graph import CSR, Graph, check_graph
 from pyg_accel.graph.column_reuse import kind_of
 from pyg_accel.ops.arrays import ARRAYS, Arrays, csr_and_arguments
-from pyg_accel.ops.attention_backward import attention_rule, is_backward_fast
+from pyg_accel.ops.attention_backward import attention_rule, is_backward_fast, read_by, rule_of
 from pyg_accel.ops.attention_by_edge import attention_plan_of
 from pyg_accel.ops.attention_unfused import bind_unfused, extent, unfused
 from pyg_accel.ops.autograd import OperatorPlan
@@ -76,19 +76,15 @@ def attention(
     check_graph(graph)
     if not isinstance(operands, (list, tuple)) or not all(isinstance(t, Tensor) for t in operands):
         raise ValueError(f"expected 'operands' to be a list of tensors (got {shown(operands)})")
-    read, from_edges = _read(score, value)
+    read = read_by(score, value)
     what = f"the score {score} and the value {value}"
-    sizes = (graph.num_rows, graph.num_cols, graph.num_edges)
-    facts = [(t.shape, t.dtype, t.device) for t in operands]
-    check_operands(what, read, sizes, graph.device, facts)
-    dtype = operands[0].dtype
+    dtype = check_operands(graph, what, read, operands)
     for t in operands:
-        dtype = torch.promote_types(dtype, t.dtype)
         if t.dim() > 3:
             raise ValueError(f"expected operands [rows, H, F] (got shape {list(t.shape)})")
     folded = [contiguous_rows(_folded(t.to(dtype))) for t in operands]
     # Without edge operands, the order of the CSR is cheaper: edges of a row are neighbours.
-    edge_order = edge_order and (from_edges or graph.in_edge_order)
+    edge_order = edge_order and ("e" in dict(read) or graph.in_edge_order)
     needs = tuple(torch.is_grad_enabled() and t.requires_grad for t in folded)
     shapes = tuple((int(h), int(f)) for h, f in shapes_of(folded))
     if not _is_fused(graph.device.type, dtype, score, value, shapes, needs):
@@ -119,32 +115,19 @@ def _is_fused(
 def _make_plan(
     graph: Graph, kind: tuple[Any, ...], operands: Sequence[Tensor], needs: tuple[bool, ...]
 ) -> OperatorPlan | None:
-    score, value, edge_order = kind
-    read, from_edges = _cached_read(score, value)
-    rows = {"u": graph.num_cols, "v": graph.num_rows, "e": graph.num_edges}
-    sides = {index: side for side, index in read}
-    if not len(read) == len(sides) == len(operands) or set(sides) != set(range(len(operands))):
+    score, value, _ = kind
+    rule = rule_of(kind, operands, needs)
+    if rule is None or not rule.fits(graph, operands):
         return None
-    for i, t in enumerate(operands):
-        if not 0 < t.dim() <= 3 or t.size(0) != rows[sides[i]] or t.device != graph.device:
-            return None
-        if not t.is_floating_point() or t.dtype != operands[0].dtype:
-            return None
-    sizes = tuple((*t.shape[1:], 1, 1)[:2] for t in operands)
-    folds, folded = zip(
-        *(folding(t, *size) for t, size in zip(operands, sizes, strict=True)), strict=True
-    )
-    edge_order = edge_order and from_edges
-    csr = graph.csr(edge_order=edge_order)
-    shape = (graph.num_rows, *extent(score, value, shapes_of(folded)))
+    edge_order, sizes = rule.edge_order, rule.shapes
+    folds, folded = zip(*map(folding, operands, *zip(*sizes, strict=True)), strict=True)
+    csr, shape = graph.csr(edge_order=edge_order), (graph.num_rows, *rule.message)
     facts = (graph.device.type, folded[0].dtype, score, value, sizes, needs)
     fused, recorded = _cached_is_fused(dispatch_key(), *facts), any(needs)
     if fused or not recorded:
         names, launch = _launch(csr, score, value, list(folded), fused=fused)
         plan = OperatorPlan(computing(launch, folds, (shape,)), names)
         if recorded:
-            trailings = tuple(t.shape[1:] for t in operands)
-            rule = _cached_rule(score, value, edge_order, needs, sizes, trailings)
             plan.differentiate_by(rule, rule.keeps, rule.sides)
             plan.repeats = True
         return plan
@@ -161,18 +144,6 @@ def _make_plan(
 @lru_cache(maxsize=4096)
 def _cached_is_fused(_situation: object, *facts: Any) -> bool:
     return _is_fused(*facts)
-
-
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _read(score: str, value: str) -> tuple[tuple[tuple[str, int], ...], bool]:
-    """Return the (side, index) of every operand, and whether an edge operand is among them."""
-    operands = [*operands_of(parse(score)), *operands_of(parse(value))]
-    read = tuple(dict.fromkeys((o.side, o.index) for o in operands))
-    return read, any(side == "e" for side, _ in read)
-
-
-_cached_read = lru_cache(maxsize=1024)(_read)
-_cached_rule = lru_cache(maxsize=4096)(attention_rule)
 
 
 def _folded(operand: Tensor) -> Tensor:
@@ -224,7 +195,8 @@ def _attention_fake(*args: Any) -> list[Tensor]:
 def _record(*args: Any) -> Recorded:
     arrays, (operands, score, value) = Arrays.split(args)
     needs, shapes = zip(*[(t.requires_grad, t.shape[1:]) for t in operands], strict=True)
-    rule = attention_rule(score, value, True, needs, shapes_of(operands), shapes)
+    rule = attention_rule(score, value, True, needs, shapes)
+    assert rule is not None
     return Recorded(rule, rule.keeps, arrays, 1)
 
 

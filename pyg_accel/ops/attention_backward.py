@@ -8,9 +8,11 @@ operands. It writes ds (and p, if requested), E x heads, and the gradients of ta
 sums of formulas that read them.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from itertools import compress
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -38,48 +40,103 @@ from pyg_accel.formula import (
 from pyg_accel.graph import CSR, Graph
 from pyg_accel.graph.csr import Edges
 from pyg_accel.ops.arrays import CSR_ARRAYS, Arrays
-from pyg_accel.ops.attention_unfused import differentiated, extent
-from pyg_accel.ops.autograd import Gradient, Result
+from pyg_accel.ops.attention_unfused import extent, unfused
+from pyg_accel.ops.autograd import Gradient, Result, computed_again
 from pyg_accel.ops.gspmm_backward import kinds_of_shapes
+from pyg_accel.ops.layout import contiguous_rows
 from pyg_accel.ops.operator import call, define
 from pyg_accel.ops.passes import Passes, RowRule
-from pyg_accel.ops.plan import reshaping
-from pyg_accel.ops.steps import Pass, Step, passes_of, renumber
+from pyg_accel.ops.steps import Pass, Step, passes_of
 
-__all__ = ["AttentionRule", "attention_rule", "is_backward_fast", "operand_gradients"]
+__all__ = [
+    "AttentionRule", "attention_rule", "is_backward_fast", "operand_gradients", "read_by",
+    "rule_of",
+]  # fmt: skip
 
 
-class _GradientPlan(NamedTuple):
-    """How gradients are computed.
+class SourcePass(NamedTuple):
+    """The pass over the transposed graph: gradients of sources and scores, and weights of edges.
 
     With n operands, operand n is the gradient of the result, n + 1 the weights of edges and n + 2
     the gradients of scores.
 
     Attributes:
-        sources: operands with gradients from the pass over the transposed graph.
-        others: steps for the gradients of target and edge operands.
-        stores: operands of ``others`` from the pass: gradients of scores, then weights.
-        formulas: of the pass, for sources and then for stored values; see
+        score: formula of the scores.
+        value: of the values.
+        needs: operands with gradients.
+        sources: operands with gradients from this pass.
+        stores: further results: gradients of scores, then weights, if later steps read them.
+        formulas: for sources and then for stored values; see
             :class:`~pyg_accel.backends.attention.AttentionGradient`.
         turned: score and value on the transposed graph.
+        source: it runs on the transposed graph.
     """
 
+    score: str
+    value: str
+    needs: tuple[bool, ...]
     sources: tuple[int, ...]
-    others: tuple[Step, ...]
     stores: tuple[int, ...]
     formulas: tuple[str, ...]
     turned: tuple[str, str]
+    source: bool = True
+
+    @property
+    def operands(self) -> tuple[int, ...]:
+        """The computed gradients, by operand."""
+        return self.sources + self.stores
+
+    @property
+    def used(self) -> tuple[int, ...]:
+        """Its inputs: operands, both results, and the gradient of the first."""
+        n = len(self.needs)
+        return (*range(n), n + 3, n + 4, n)
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Formulas and reductions of the pass, for the choice of its kernel."""
+        """Formulas and reductions, for the choice of a kernel."""
         score, value = self.turned
         reduces = ("sum",) * len(self.sources) + ("none",) * len(self.stores)
         return {"score": score, "formula": value, "formulas": self.formulas, "reduces": reduces}
 
+    def sizes(self, tensors: Mapping[int, Tensor]) -> list[tuple[int, int]]:
+        """Return (heads, width) of its results."""
+        n = len(self.needs)
+        heads, shapes = tensors[n].size(1), shapes_of([tensors[i] for i in range(n + 1)])
+        sizes = dict(enumerate((*shapes, (heads, 1), (heads, 1))))
+        return [(heads, shape_of(parse(text), sizes)[1]) for text in self.formulas]
+
+    def by_operators(self, arrays: Arrays) -> Callable[[CSR], Launch]:
+        """Return a function that launches the operator."""
+        arguments = (self.score, self.value, list(self.needs))
+        return lambda csr: Launch(
+            lambda tensors: call("attention_gradients", *csr[:5], tensors, *arguments), listed=True
+        )
+
+    def bind(self, csr: CSR, tensors: list[Tensor]) -> tuple[str, Callable[[CSR], Launch]]:
+        """Return the backend, and a function that launches its kernel on graphs of one kind."""
+        n, grad = len(self.needs), tensors[-1]
+        spec = OpSpec.on("attention_backward", csr, grad, grad.size(1), grad.size(2),
+                         shapes=shapes_of(tensors[:n]), **self.facts)  # fmt: skip
+        decision, (score, value) = decide(spec), map(parse, self.turned)
+        formulas, count = tuple(map(parse, self.formulas)), len(self.sources)
+
+        def problem(tensors: list[Tensor]) -> AttentionGradient:
+            out, total, grad = tensors[n:]
+            return AttentionGradient(score, value, formulas[:count], formulas[count:], tensors[:n],
+                                     grad, out, total)  # fmt: skip
+
+        kernel, name = decision.kernel, decision.backend.name
+        if kernel.bind is not None:
+            return name, kernel.bind(csr, problem(tensors))
+        return name, lambda csr: Launch(lambda t: kernel.run(csr, problem(t)), listed=True)
+
 
 @lru_cache(maxsize=1024)
-def _plan(score: str, value: str, needs: tuple[bool, ...], shapes: Shapes) -> _GradientPlan:
+def _plan(
+    score: str, value: str, needs: tuple[bool, ...], shapes: Shapes
+) -> tuple[SourcePass, tuple[Step, ...]]:
+    """Return the pass over the transposed graph, and the steps for targets and edges."""
     n = len(shapes)
     scores, values = parse(score), parse(value)
     sizes = dict(enumerate(shapes))
@@ -94,21 +151,19 @@ def _plan(score: str, value: str, needs: tuple[bool, ...], shapes: Shapes) -> _G
         if sides[index] == "u":
             sources[index] = swap_sides(formula)
             continue
-        used = tuple(dict.fromkeys(o.index for o in operands_of(formula)))
-        plain = map_operands(formula, partial(renumber, used))
-        others.append(Step(index, sides[index], plain, used))
+        others.append(Step(index, sides[index], formula))
     # The weight of an edge is exp(score - total).
     upstream, total, delta = (Operand("u", n + i) for i in range(3))
     scores, values = swap_sides(scores), swap_sides(values)
     per_edge: dict[int, Formula] = {n + 1: Unary("exp", Binary("sub", scores, total))}
     inner = Binary("sub", Sum(Binary("mul", upstream, values)), delta)
     per_edge[n + 2] = Binary("mul", per_edge[n + 1], inner)
-    stores = tuple(i for i in (n + 2, n + 1) if any(i in step.used for step in others))
+    read = {o.index for step in others for o in operands_of(step.formula)}
+    stores = tuple(i for i in (n + 2, n + 1) if i in read)
     sums = [map_operands(f, lambda o: per_edge.get(o.index, o)) for f in sources.values()]
     formulas = tuple(map(str, (*sums, *map(per_edge.get, stores))))
-    return _GradientPlan(
-        tuple(sources), tuple(others), stores, formulas, (str(scores), str(values))
-    )
+    turned = str(scores), str(values)
+    return SourcePass(score, value, needs, tuple(sources), stores, formulas, turned), tuple(others)
 
 
 def operand_gradients(
@@ -149,8 +204,8 @@ def operand_gradients(
 
 def is_backward_fast(spec: OpSpec, needs: tuple[bool, ...]) -> bool:
     """Return whether backends run the backward pass of a call, whatever the size of its graph."""
-    plan = _plan(spec.score, spec.formula, needs, kinds_of_shapes(spec.shapes))
-    return is_fast(replace(spec, op="attention_backward", **plan.facts))
+    part, _ = _plan(spec.score, spec.formula, needs, kinds_of_shapes(spec.shapes))
+    return is_fast(replace(spec, op="attention_backward", **part.facts))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -183,107 +238,79 @@ class AttentionRule(RowRule):
         if isinstance(graph, Arrays):
             edge_order = graph.eid is not None
             graph = Graph.trusted(*graph.csr[:4], sorted=graph.sorted)
-        order, run = differentiated(
-            graph, self.score, self.value, self.needs, self.shapes, edge_order=edge_order
-        )
-        results = tuple(Result(i, reshaping(self.trailings[i])) for i in order)
-        return Gradient((), (), [(run, False, tuple(range(len(tensors))), results)], {})
+        n, run = len(self.needs), partial(self._again, graph, edge_order)
+        results = tuple([Result(i, None) for i in range(n) if self.needs[i]])
+        return Gradient((), (), [(run, True, (*range(n), len(tensors) - 1), results)], {})
+
+    def _again(self, graph: Graph, edge_order: bool, tensors: list[Tensor]) -> list[Tensor]:
+        """Return gradients of the unfused operators, which have derivatives of every order."""
+        *operands, grad = tensors
+
+        def parts(operands: list[Tensor]) -> list[Tensor]:
+            folded = [contiguous_rows(t.reshape(t.size(0), *size))
+                      for t, size in zip(operands, self.shapes, strict=True)]  # fmt: skip
+            return [unfused(graph, self.score, self.value, folded, edge_order=edge_order)]
+
+        got = computed_again(parts, operands, self.needs, {0: grad})
+        return [torch.zeros_like(t) if part is None else part
+                for t, part in zip(compress(operands, self.needs), got, strict=True)]  # fmt: skip
 
     def passes(self, plan: Passes, arrays: Arrays | None, special: Pass | None) -> list[Any]:
         """Return the pass over the transposed graph, and the passes for targets and edges."""
         n, grad = len(self.sides), plan.ready[len(self.sides)]
-        gradients = _plan(self.score, self.value, self.needs, kinds_of_shapes(self.shapes))
+        sources, others = _plan(self.score, self.value, self.needs, kinds_of_shapes(self.shapes))
         by_edge = grad.new_empty(0, grad.size(1), 1)  # weights, and gradients of scores
         like = plan.ready | {n + 1: by_edge, n + 2: by_edge}
-        sources = _SourcePass(gradients, self.score, self.value, self.needs)
-        return [sources, *passes_of(gradients.others, like)]
+        return [sources, *passes_of(others, like)]
+
+
+def rule_of(
+    kind: tuple[Any, ...], operands: Sequence[Tensor], needs: tuple[bool, ...]
+) -> AttentionRule | None:
+    """Return the rule of a kind of fused call; None if no plan serves it."""
+    one_dtype = len({t.dtype for t in operands}) == 1 and operands[0].is_floating_point()
+    if not one_dtype or any(not 0 < t.dim() <= 3 for t in operands):
+        return None
+    return _cached_rule(*kind, needs, tuple(t.shape[1:] for t in operands))
 
 
 def attention_rule(
-    score: str,
-    value: str,
-    edge_order: bool,
-    needs: tuple[bool, ...],
-    shapes: Shapes,
-    trailings: tuple[tuple[int, ...], ...],
-) -> AttentionRule:
-    """Return the rule of fused calls.
+    score: str, value: str, edge_order: bool, needs: tuple[bool, ...], trailings: tuple[Any, ...]
+) -> AttentionRule | None:
+    """Return the rule of fused calls; None for operands that no plan serves.
 
     Args:
         score: formula of the scores.
         value: of the values.
         edge_order: edge operands are in the order of the edge list.
         needs: which operands need gradients.
-        shapes: (heads, width) of each.
         trailings: shape of each without its rows.
     """
-    n = len(shapes)
-    sides = {o.index: o.side for text in (score, value) for o in operands_of(parse(text))}
+    n, read = len(needs), read_by(score, value)
+    if sorted(index for _, index in read) != list(range(n)):
+        return None
+    sides = tuple(side for side, _ in sorted(read, key=itemgetter(1)))
+    shapes: Shapes = tuple((*t, 1, 1)[:2] for t in trailings)
     return AttentionRule(
-        edge_order, tuple([sides[i] for i in range(n)]), trailings, shapes, needs,
-        extent(score, value, shapes), tuple(range(n + 2)), (*range(n), n + 3, n + 4, n),
-        score=score, value=value,
+        edge_order and "e" in sides, sides, trailings, shapes, needs, extent(score, value, shapes),
+        tuple(range(n + 2)), (*range(n), n + 3, n + 4, n), score=score, value=value,
     )  # fmt: skip
 
 
-class _SourcePass(NamedTuple):
-    """The pass over the transposed graph: gradients of sources and scores, and weights of edges."""
-
-    plan: _GradientPlan
-    score: str
-    value: str
-    needs: tuple[bool, ...]
-    source: bool = True
-    formulas: tuple[str, ...] = ()
-
-    @property
-    def operands(self) -> tuple[int, ...]:
-        """The computed gradients, by operand."""
-        return self.plan.sources + self.plan.stores
-
-    @property
-    def used(self) -> tuple[int, ...]:
-        """Its inputs: operands, both results, and the gradient of the first."""
-        n = len(self.needs)
-        return (*range(n), n + 3, n + 4, n)
-
-    def sizes(self, tensors: Mapping[int, Tensor]) -> list[tuple[int, int]]:
-        """Return (heads, width) of its results."""
-        n = len(self.needs)
-        heads, shapes = tensors[n].size(1), shapes_of([tensors[i] for i in range(n + 1)])
-        sizes = dict(enumerate((*shapes, (heads, 1), (heads, 1))))
-        return [(heads, shape_of(parse(text), sizes)[1]) for text in self.plan.formulas]
-
-    def by_operators(self, arrays: Arrays) -> Callable[[CSR], Launch]:
-        """Return a function that launches the operator."""
-        arguments = (self.score, self.value, list(self.needs))
-        return lambda csr: Launch(
-            lambda tensors: call("attention_gradients", *csr[:5], tensors, *arguments), listed=True
-        )
-
-    def bind(self, csr: CSR, tensors: list[Tensor]) -> tuple[str, Callable[[CSR], Launch]]:
-        """Return the backend, and a function that launches its kernel on graphs of one kind."""
-        plan, n, (*_, grad) = self.plan, len(self.needs), tensors
-        spec = OpSpec.on("attention_backward", csr, grad, grad.size(1), grad.size(2),
-                         shapes=shapes_of(tensors[:n]), **plan.facts)  # fmt: skip
-        decision, (score, value) = decide(spec), map(parse, plan.turned)
-        formulas, count = tuple(map(parse, plan.formulas)), len(plan.sources)
-
-        def problem(tensors: list[Tensor]) -> AttentionGradient:
-            out, total, grad = tensors[n:]
-            return AttentionGradient(score, value, formulas[:count], formulas[count:], tensors[:n],
-                                     grad, out, total)  # fmt: skip
-
-        kernel, name = decision.kernel, decision.backend.name
-        if kernel.bind is not None:
-            return name, kernel.bind(csr, problem(tensors))
-        return name, lambda csr: Launch(lambda t: kernel.run(csr, problem(t)), listed=True)
+_cached_rule = lru_cache(maxsize=4096)(attention_rule)
 
 
-def _pass_of(args: tuple[Any, ...]) -> tuple[CSR, _SourcePass, list[Tensor]]:
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def read_by(score: str, value: str) -> tuple[tuple[str, int], ...]:
+    """Return the (side, index) of every operand of attention."""
+    operands = [*operands_of(parse(score)), *operands_of(parse(value))]
+    return tuple(dict.fromkeys((o.side, o.index) for o in operands))
+
+
+def _pass_of(args: tuple[Any, ...]) -> tuple[CSR, SourcePass, list[Tensor]]:
     tensors, score, value, needs = args[5:]
-    plan = _plan(score, value, tuple(needs), kinds_of_shapes(shapes_of(tensors[:-3])))
-    return CSR(*args[:5]), _SourcePass(plan, score, value, tuple(needs)), tensors
+    part, _ = _plan(score, value, tuple(needs), kinds_of_shapes(shapes_of(tensors[:-3])))
+    return CSR(*args[:5]), part, tensors
 
 
 def _gradients(*args: Any) -> list[Tensor]:

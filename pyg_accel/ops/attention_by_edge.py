@@ -12,12 +12,19 @@ from typing import Any
 from torch import Tensor
 
 from pyg_accel.backends.edges import Output, Passes
-from pyg_accel.backends.spec import Shapes
-from pyg_accel.formula import Binary, Formula, Operand, Sum, Unary, operands_of, parse, shape_of
+from pyg_accel.formula import (
+    Binary,
+    Formula,
+    Operand,
+    Sum,
+    Unary,
+    operands_of,
+    parse,
+    without_narrow_sums,
+)
 from pyg_accel.graph.csr import Edges
-from pyg_accel.ops.attention_backward import AttentionRule, attention_rule, operand_gradients
-from pyg_accel.ops.attention_unfused import extent
-from pyg_accel.ops.by_edge import EdgePlan, EdgeRule, Sizes, plan_passes, without_narrow_sums
+from pyg_accel.ops.attention_backward import AttentionRule, operand_gradients, rule_of
+from pyg_accel.ops.by_edge import EdgePlan, EdgeRule, Sizes, plan_passes
 from pyg_accel.ops.gspmm_backward import kinds_of_shapes
 
 __all__ = ["attention_plan_of"]
@@ -38,25 +45,11 @@ def attention_plan_of(
         operands: of both, by index.
         needs: which of them need gradients.
     """
-    score, value, edge_order = kind
-    both = parse(score), parse(value)
-    sides = {o.index: o.side for formula in both for o in operands_of(formula)}
-    read = {(o.side, o.index) for formula in both for o in operands_of(formula)}
-    if set(sides) != set(range(len(operands))) or len(read) != len(sides):
+    rule = rule_of(kind, operands, needs)
+    if rule is None:
         return None
-    dtype, device = operands[0].dtype, edges.edge_index.device
-    if not dtype.is_floating_point or any(
-        t.dim() > 3 or t.dtype != dtype or t.device != device for t in operands
-    ):
-        return None
-    if "e" in sides.values() and (edges.loops is not None or not edge_order):
-        return None
-    sizes: Shapes = tuple((*t.shape[1:], 1, 1)[:2] for t in operands)
-    heads, width = extent(score, value, sizes)
-    if shape_of(both[0], dict(enumerate(sizes)))[1] != 1 or 0 in (heads, width):
-        return None
-    n, shapes = len(operands), dict(enumerate(sizes))
-    scores, values = (without_narrow_sums(formula, shapes) for formula in both)
+    n, shapes, (heads, width) = len(operands), dict(enumerate(rule.shapes)), rule.message
+    scores, values = (without_narrow_sums(parse(text), shapes) for text in kind[:2])
     share = Unary("exp", Binary("sub", scores, Operand("v", n)))
     weight = Binary("div", Operand("e", n + 1), Operand("v", n + 2))
     recorded = any(needs)
@@ -66,8 +59,6 @@ def attention_plan_of(
          Output(share, "v", (heads, 1), wide=True, returned=recorded)),
         (Output(Binary("mul", values, weight), "v", (heads, width)),),
     )  # fmt: skip
-    trailings = tuple([t.shape[1:] for t in operands])
-    rule = attention_rule(score, value, edge_order, needs, sizes, trailings)
     rule = replace(rule, keeps=(*range(n), n + 1, n + 2), indices=(*range(n), n + 4, n + 5, n))
     return plan_passes(edges, EdgeRule(rule, _gradients), passes, operands, last=True)
 

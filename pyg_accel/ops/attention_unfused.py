@@ -2,9 +2,8 @@
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from pyg_accel.backends.base import Launch
@@ -14,20 +13,17 @@ from pyg_accel.formula import (
     Formula,
     Operand,
     has_sum,
-    map_operands,
-    operands_of,
     parse,
+    renumbered,
     shape_of,
 )
 from pyg_accel.graph import CSR, Graph
 from pyg_accel.ops.gspmm import gspmm
 from pyg_accel.ops.launch import bind_gspmm
-from pyg_accel.ops.layout import contiguous_rows
 from pyg_accel.ops.messages import message_calls
 from pyg_accel.ops.softmax import edge_softmax, softmax_of
-from pyg_accel.ops.steps import renumber
 
-__all__ = ["bind_unfused", "differentiated", "extent", "unfused"]
+__all__ = ["bind_unfused", "extent", "unfused"]
 
 
 class _Part(NamedTuple):
@@ -50,10 +46,9 @@ def _parts(score: str, value: str, count: int) -> tuple[_Part, ...]:
     calls, scores = message_calls(parse(score), count)
     weights = count + len(calls)
     weighted: Formula = Binary("mul", parse(value), Operand("e", weights))
-    used = tuple(dict.fromkeys(o.index for o in operands_of(weighted)))
-    text = str(map_operands(weighted, partial(renumber, used)))
+    (weighted,), used = renumbered(weighted)
     parts = [_Part(*call) for call in calls]
-    return *parts, _Part(None, (scores,)), _Part(text, used, "sum")
+    return *parts, _Part(None, (scores,)), _Part(str(weighted), used, "sum")
 
 
 def unfused(
@@ -70,39 +65,6 @@ def unfused(
             out = gspmm(graph, text, inputs, reduce=reduce, edge_order=edge_order)
         tensors.append(out if out.dim() == 3 else out.unsqueeze(-1))
     return tensors[-1].expand(-1, heads, width)
-
-
-def differentiated(
-    graph: Graph,
-    score: str,
-    value: str,
-    needs: tuple[bool, ...],
-    sizes: Shapes,
-    *,
-    edge_order: bool,
-) -> tuple[tuple[int, ...], Callable[..., list[Tensor]]]:
-    """Return the operands that need gradients, and a function that computes these gradients.
-
-    It takes the operands, folded to [rows, *sizes], and the gradient of the result. The unfused
-    operators have derivatives of every order.
-    """
-    wanted = tuple([i for i, need in enumerate(needs) if need])
-
-    def run(*tensors: Tensor) -> list[Tensor]:
-        recorded = torch.is_grad_enabled()
-        with torch.enable_grad():
-            # Separate tensors: an operand may occur twice, or be computed from another.
-            operands = [t.view_as(t) if recorded else t.detach().requires_grad_(need)
-                        for t, need in zip(tensors, needs, strict=False)]  # fmt: skip
-            folded = [contiguous_rows(t.reshape(t.size(0), *size))
-                      for t, size in zip(operands, sizes, strict=True)]  # fmt: skip
-            out = unfused(graph, score, value, folded, edge_order=edge_order)
-            parts = torch.autograd.grad(out, [operands[i] for i in wanted], tensors[-1],
-                                        create_graph=recorded, allow_unused=True)  # fmt: skip
-        return [torch.zeros_like(tensors[i]) if part is None else part
-                for i, part in zip(wanted, parts, strict=True)]  # fmt: skip
-
-    return wanted, run
 
 
 def bind_unfused(
@@ -126,7 +88,7 @@ def bind_unfused(
             name, softmax = softmax_of(csr, inputs[0].squeeze(-1))
             bound = partial(_softmax_launch, softmax)
         else:
-            name, bound = bind_gspmm(csr, text, (reduce,), inputs, want_arg=False)
+            name, bound = bind_gspmm(csr, (text,), (reduce,), inputs)
         parts.append((bound, used))
         backends[name] = None
         # Launches depend on shapes alone: nothing runs before the call itself.
@@ -137,15 +99,11 @@ def bind_unfused(
 
     def on(csr: CSR) -> Launch:
         launches = [(bound(csr), used) for bound, used in parts]
-        functions = [(launch.bound(), launch.listed, used) for launch, used in launches]
 
         def run(*inputs: Tensor) -> Tensor:
             tensors = list(inputs)
-            for function, listed, used in functions:
-                read: Any = map(tensors.__getitem__, used)
-                outs = function([*read]) if listed else function(*read)
-                out = outs if type(outs) is Tensor else outs[0]
-                tensors.append(out if out.dim() == 3 else out.unsqueeze(-1))
+            for launch, used in launches:
+                tensors.append(launch([tensors[i] for i in used])[0])
             out = tensors[-1]
             return out if out.shape[1:] == (heads, width) else out.expand(-1, heads, width)
 

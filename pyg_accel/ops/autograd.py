@@ -25,7 +25,7 @@ from pyg_accel.runtime.state import running
 
 __all__ = [
     "NO_GRADIENT", "Fold", "Gradient", "OperatorPlan", "Result", "Rule", "apply", "apply_unchecked",
-    "each_of",
+    "computed_again", "each_of",
 ]  # fmt: skip
 
 _PLAIN, _SEVERAL = (Tensor, Parameter), (list, tuple)
@@ -237,6 +237,34 @@ apply: Any = _Operation.apply
 apply_unchecked: Any = super(torch.autograd.Function, _Operation).apply
 
 
+def computed_again(
+    function: Callable[[list[Tensor]], Sequence[Tensor]],
+    tensors: Sequence[Tensor],
+    needs: Sequence[bool],
+    grads: dict[int, Tensor],
+) -> list[Tensor | None]:
+    """Return gradients by computing a function again; they have derivatives if these are recorded.
+
+    Args:
+        function: of a list of tensors.
+        tensors: its inputs.
+        needs: which of them need gradients; results have these alone.
+        grads: of its results, by index.
+    """
+    recorded, wanted = torch.is_grad_enabled(), [i for i, need in enumerate(needs) if need]
+    with torch.enable_grad():
+        # Separate tensors: one may be read twice, or be computed from another.
+        inputs = [t.view_as(t) if recorded else t.detach().requires_grad_(need)
+                  for t, need in zip(tensors, needs, strict=True)]  # fmt: skip
+        outs = function(inputs)
+    used = [n for n in grads if outs[n].requires_grad]
+    if not used:
+        return [None] * len(wanted)
+    return [*torch.autograd.grad([outs[n] for n in used], [inputs[i] for i in wanted],
+                                 [grads[n] for n in used], create_graph=recorded,
+                                 allow_unused=True)]  # fmt: skip
+
+
 def each_of(
     function: Callable[..., Any], size: int, dims: Any, args: tuple[Any, ...]
 ) -> tuple[Any, Any]:
@@ -266,25 +294,21 @@ def each_of(
     return result, tree_map(lambda value: None if value is None else 0, result)
 
 
-def _is_batch(grads: Any) -> bool:
-    """Whether gradients are a batch, as for ``torch.autograd.grad(is_grads_batched=True)``.
+def _is_batch(grad: Tensor | None) -> bool:
+    """Whether a gradient is a batch, as for ``torch.autograd.grad(is_grads_batched=True)``.
 
     Batches of function transforms (``torch.func``) are handled by the dispatcher.
     """
-    if type(grads) is list:
-        return any(_is_batch(grad) for grad in grads)
-    return grads is not None and _batched(grads)
+    return grad is not None and _batched(grad)
 
 
 def _each_gradient(
-    differentiate: Callable[..., tuple[Any, ...]], grads: tuple[Any, ...]
+    differentiate: Callable[..., tuple[Any, ...]], grads: tuple[Tensor | None, ...]
 ) -> tuple[Any, ...]:
     """Differentiate for each gradient of a batch."""
     level = torch._C._vmapmode_increment_nesting() - 1
     torch._C._vmapmode_decrement_nesting()
-    flat, form = tree_flatten(grads)
-    dims: list[int | None] = [None] * len(flat)
-    size = 0
+    flat, dims, size = list[Any](grads), list[int | None]([None] * len(grads)), 0
     while not size:  # nested batches: find the innermost level of these
         for place, grad in enumerate(flat):
             if _is_batch(grad):
@@ -292,8 +316,5 @@ def _each_gradient(
                 if whole.size(0):
                     flat[place], dims[place], size = whole, 0, whole.size(0)
         level -= not size
-    each, _ = each_of(differentiate, size, tree_unflatten(dims, form), tree_unflatten(flat, form))
-    grads = tree_map(
-        lambda grad: None if grad is None else torch._add_batch_dim(grad, 0, level), each
-    )
-    return grads
+    each, _ = each_of(differentiate, size, tuple(dims), tuple(flat))
+    return tuple([None if g is None else torch._add_batch_dim(g, 0, level) for g in each])

@@ -6,6 +6,7 @@ and the backward pass computes them again: peak memory does not grow with the gr
 
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from pyg_accel.backends.dispatch import asked_for
 from pyg_accel.graph import Graph
-from pyg_accel.ops.autograd import Gradient, OperatorPlan, Result, apply
+from pyg_accel.ops.autograd import Gradient, OperatorPlan, Result, apply, computed_again
 from pyg_accel.ops.blocks import Block, blocks_of, edges_of_a_block
 
 __all__ = ["Function", "in_blocks"]
@@ -103,10 +104,9 @@ class _Rule(NamedTuple):
 
     def run(self, tensors: list[Any]) -> list[Tensor]:
         """Run every block, and sum up the gradients, half precision in float32."""
-        (blocks, function, sides, _, of_edges), recorded = self.how, torch.is_grad_enabled()
+        blocks, function, sides, _, of_edges = self.how
         count = len(sides)
-        # Separate tensors: one may be read at several sides, or be computed from another.
-        inputs = [t.view_as(t) if recorded else t.detach() for t in tensors[:count]]
+        inputs = tensors[:count]
         wanted = [n for n, need in enumerate(self.needs) if need]
         wide = {n: torch.promote_types(inputs[n].dtype, torch.float32) for n in wanted}
         sums = {n: inputs[n].new_zeros(inputs[n].shape, dtype=dtype) for n, dtype in wide.items()}
@@ -114,21 +114,10 @@ class _Rule(NamedTuple):
         # The forward pass ran without autocast, and so does this.
         with torch.autocast(inputs[0].device.type, enabled=False):
             for block in blocks if grads else ():
-                with torch.enable_grad():
-                    parts = [_part(block, side, t) for side, t in zip(sides, inputs, strict=True)]
-                    if not recorded:
-                        parts = [part.detach().requires_grad_(need)
-                                 for part, need in zip(parts, self.needs, strict=True)]  # fmt: skip
-                    results = function(block, parts)
+                parts = [_part(block, side, t) for side, t in zip(sides, inputs, strict=True)]
                 where = block.edges if of_edges else block.rows
-                chosen = [n for n in grads if results[n].requires_grad]
-                if not chosen:
-                    continue
-                got = torch.autograd.grad(
-                    [results[n] for n in chosen], [parts[n] for n in wanted],
-                    [grads[n].index_select(0, where) for n in chosen],
-                    allow_unused=True, create_graph=recorded,
-                )  # fmt: skip
+                seeds = {n: grad.index_select(0, where) for n, grad in grads.items()}
+                got = computed_again(partial(function, block), parts, self.needs, seeds)
                 for n, grad in zip(wanted, got, strict=True):
                     if grad is None:
                         continue

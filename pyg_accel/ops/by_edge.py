@@ -18,8 +18,9 @@ from pyg_accel.backends.base import atomics_allowed
 from pyg_accel.backends.dispatch import asked_for, decide, named, variables_of_choices
 from pyg_accel.backends.dtypes import accumulate
 from pyg_accel.backends.edges import Output, Passes
+from pyg_accel.backends.spec import widest
 from pyg_accel.errors import BackendNotSupported
-from pyg_accel.formula import Const, Formula, Sum, map_children, operands_of, shape_of
+from pyg_accel.formula import Const, Formula, operands_of, without_narrow_sums
 from pyg_accel.graph import Graph
 from pyg_accel.graph.csr import Edges, for_autograd
 from pyg_accel.ops.autograd import Fold, Gradient, OperatorPlan, Result
@@ -30,7 +31,6 @@ from pyg_accel.settings import settings
 
 __all__ = [
     "EdgePlan", "EdgeRule", "Sizes", "degrees_of", "plan_by_edge", "plan_passes",
-    "without_narrow_sums",
 ]  # fmt: skip
 
 # Seconds per byte read or added by an edge, in excess of kernels over rows (H100).
@@ -97,6 +97,7 @@ def plan_passes(
     results: int = 0,
     counts: bool = False,
     last: bool = False,
+    numbered: bool = False,
 ) -> EdgePlan | None:
     """Return a plan; None if no backend is faster than building the graph.
 
@@ -108,8 +109,15 @@ def plan_passes(
         results: number of returned results, in a list; 0 for a tensor.
         counts: passes read the degrees of targets, after the operands.
         last: the last pass computes the result.
+        numbered: results have a row for each edge, as edge operands have.
     """
-    of, dtype, counting = rule.rule, operands[0].dtype, None
+    of, device = rule.rule, edges.edge_index.device
+    if any(t.device != device or 0 in t.shape[1:] for t in operands):
+        return None
+    numbered = numbered or "e" in of.sides
+    if numbered and (edges.loops is not None or not of.edge_order):
+        return None
+    dtype, counting = operands[0].dtype, None
     folds, folded = zip(*map(folding, operands, *zip(*of.shapes, strict=True)), strict=True)
     if counts:
         bound = bind_passes(edges, ((COUNT,), *passes), folded, dtype)
@@ -159,12 +167,7 @@ class EdgeRule(NamedTuple):
 
     def bind(self, edges: Edges, tensors: list[Any]) -> Gradient | None:
         """Plan the passes for saved tensors and gradients like these."""
-        rule, ready, folds = self.rule, dict[int, Tensor](), []
-        for place, (index, t) in enumerate(zip(rule.indices, tensors, strict=True)):
-            if t is not None:
-                fold, ready[index] = folding(t, *rule.size(index))
-                if fold is not None:
-                    folds.append((place, fold))
+        rule, (ready, folds) = self.rule, self.rule.inputs(tensors)
         grad = next(p for p in range(len(rule.keeps), len(tensors)) if tensors[p] is not None)
         dtype, degrees = tensors[grad].dtype, max(rule.indices) + 1
         ready[degrees] = _one_of(edges, dtype)
@@ -196,13 +199,6 @@ class EdgeRule(NamedTuple):
         """Return the output that is the gradient of an operand."""
         return Output(without_narrow_sums(formula, sizes), rule.sides[index], rule.shapes[index],
                       trailing=tuple(rule.trailings[index]))  # fmt: skip
-
-
-def without_narrow_sums(formula: Formula, sizes: Sizes) -> Formula:
-    """Return a formula without the sums of one column."""
-    formula = map_children(formula, lambda part: without_narrow_sums(part, sizes))
-    narrow = isinstance(formula, Sum) and shape_of(formula.arg, sizes)[1] == 1
-    return formula.arg if narrow and isinstance(formula, Sum) else formula
 
 
 def _zeros_of(side: str, trailing: Sequence[int]) -> Launch:
@@ -315,10 +311,9 @@ def bind_passes(
     """
     sizes: list[tuple[int, ...]] = [tuple(t.shape[1:]) for t in operands if t is not None]
     sizes += [output.shape for part in passes for output in part]
-    heads, width = (max(1, *(size[d] for size in sizes)) for d in (0, 1))
     texts = tuple(str(output.formula) for part in passes for output in part)
     shapes = tuple((size[0], size[1]) for size in sizes)
-    spec = OpSpec.of_any_size("edge_passes", edges.edge_index.device.type, dtype, heads, width,
+    spec = OpSpec.of_any_size("edge_passes", edges.edge_index.device.type, dtype, *widest(shapes),
                               formulas=texts, shapes=shapes)  # fmt: skip
     try:
         decision = decide(spec)

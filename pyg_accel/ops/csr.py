@@ -97,31 +97,6 @@ def _narrow(csr: CSR) -> tuple[Tensor, Tensor, Tensor]:
     return csr.rowptr.clone(), csr.col.clone(), eid.to(torch.int32, copy=True)
 
 
-def _csr(
-    edge_index: Tensor, num_rows: int, num_cols: int, target: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    return _narrow(graph_of(edge_index, num_rows, num_cols, target).csr(edge_order=True))
-
-
-def _csr_transposed(
-    edge_index: Tensor, num_rows: int, num_cols: int, target: int, edge_order: bool = True
-) -> tuple[Tensor, Tensor, Tensor]:
-    graph = graph_of(edge_index, num_rows, num_cols, target)
-    return _narrow(graph.transposed(edge_order=edge_order))
-
-
-def _fake(
-    edge_index: Tensor, num_rows: int, num_cols: int, target: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    return _empty(edge_index, num_rows)
-
-
-def _fake_transposed(
-    edge_index: Tensor, num_rows: int, num_cols: int, target: int, edge_order: bool = True
-) -> tuple[Tensor, Tensor, Tensor]:
-    return _empty(edge_index, num_cols)
-
-
 def _empty(like: Tensor, rows: int) -> tuple[Tensor, Tensor, Tensor]:
     entries = like.size(1)
     sizes = (rows + 1, entries, entries)
@@ -129,8 +104,15 @@ def _empty(like: Tensor, rows: int) -> tuple[Tensor, Tensor, Tensor]:
     return rowptr, col, eid
 
 
-define(f"coo_to_csr({_ARGS}) -> (Tensor, Tensor, Tensor)", _csr, _fake)
+define(
+    f"coo_to_csr({_ARGS}) -> (Tensor, Tensor, Tensor)",
+    lambda *args: _narrow(graph_of(*args).csr(edge_order=True)),
+    lambda edges, rows, cols, target: _empty(edges, rows),
+)
 define(
     f"coo_to_csc({_ARGS}, bool edge_order=True) -> (Tensor, Tensor, Tensor)",
-    _csr_transposed, _fake_transposed,
-)  # fmt: skip
+    lambda edges, rows, cols, target, edge_order=True: _narrow(
+        graph_of(edges, rows, cols, target).transposed(edge_order=edge_order)
+    ),
+    lambda edges, rows, cols, target, edge_order=True: _empty(edges, cols),
+)

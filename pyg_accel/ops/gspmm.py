@@ -6,8 +6,8 @@ formula: for a source operand on the transposed graph, for a target operand on t
 an edge operand without a reduction. So it can be differentiated any number of times.
 """
 
+import functools
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -72,7 +72,7 @@ def gspmm(
     return _dispatched(graph, text, operands, reduce, edge_order)
 
 
-_by_edge = partial(plan_by_edge, make=edge_plan_of)
+_by_edge = functools.partial(plan_by_edge, make=edge_plan_of)
 
 
 def _dispatched(graph: Graph, text: str, operands: Any, reduce: Any, edge_order: bool) -> Any:
@@ -88,26 +88,21 @@ def _dispatched(graph: Graph, text: str, operands: Any, reduce: Any, edge_order:
             raise ValueError(f"expected operand {index} to be a tensor (got {type(t).__name__})")
         if t.layout != torch.strided:
             raise ValueError(f"expected operand {index} to be strided (got {t.layout})")
-    sizes = (graph.num_rows, graph.num_cols, graph.num_edges)
-    facts = tuple((t.shape, t.dtype, t.device) for t in operands)
     read, sums, summed = _read(text)
-    check_operands(text, read, sizes, graph.device, facts)
+    dtype = check_operands(graph, text, read, operands)
     if not reduces or not set(reduces) <= set(REDUCES):
         raise ValueError(f"expected reductions of {', '.join(REDUCES)} (got {list(reduces)})")
-    dtype = facts[0][1]
-    for _, other, _ in facts[1:]:
-        dtype = torch.promote_types(dtype, other)
-    trailings = tuple(tuple(map(int, shape[1:])) for shape, _, _ in facts)
+    trailings = tuple([tuple(map(int, t.shape[1:])) for t in operands])
     layout = find_layout(trailings, keep_last=sums)
-
     folded = [layout.fold(t.to(dtype)) for t in operands]
-    outs = _launch(graph, text, read, folded, list(reduces), edge_order=edge_order)
+    needs = [torch.is_grad_enabled() and t.requires_grad for t in folded]
+    turns = any(needs[index] for side, index in read if side == "u")
+    arrays = Arrays.of(graph, edge_order=edge_order, transposed=turns)
+    want_arg = any(needs) and bool({"max", "min"} & set(reduces))
+    outs: list[Tensor] = call("gspmm", *arrays, folded, text, list(reduces), want_arg)
     unfold = layout.unfold_summed if summed else layout.unfold
-    results = [unfold(t) for t in outs]
+    results = [unfold(t) for t in outs[: len(reduces)]]
     return results[0] if isinstance(reduce, str) else results
-
-
-_Fact = tuple[torch.Size, torch.dtype, torch.device]
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
@@ -121,58 +116,40 @@ def _read(text: str) -> tuple[tuple[tuple[str, int], ...], bool, bool]:
     return read, has_sum(formula), is_summed(formula)
 
 
-def _launch(
-    graph: Graph,
-    text: str,
-    read: tuple[tuple[str, int], ...],
-    operands: list[Tensor],
-    reduces: list[str],
-    *,
-    edge_order: bool,
-) -> list[Tensor]:
-    """Call the operator with folded operands, and with the transpose for gradients."""
-    needs = [torch.is_grad_enabled() and t.requires_grad for t in operands]
-    transposed = any(needs[index] for side, index in read if side == "u")
-    arrays = Arrays.of(graph, edge_order=edge_order, transposed=transposed)
-    want_arg = any(needs) and bool({"max", "min"} & set(reduces))
-    outs: list[Tensor] = call("gspmm", *arrays, operands, text, reduces, want_arg)
-    return outs[: len(reduces)]
-
-
 def check_operands(
-    text: str,
-    read: tuple[tuple[str, int], ...],
-    sizes: tuple[int, int, int],
-    device: torch.device,
-    facts: Sequence[_Fact],
-) -> None:
+    graph: Graph, text: str, read: tuple[tuple[str, int], ...], operands: Sequence[Tensor]
+) -> torch.dtype:
     """Raise ValueError for operands that a formula does not read, or that do not fit the graph.
 
     Args:
+        graph: the graph.
         text: the formula, for error messages.
         read: (side, index) of every operand.
-        sizes: numbers of targets, sources and edges.
-        device: of the graph.
-        facts: shape, dtype and device of every operand.
+        operands: of the formula.
+
+    Returns:
+        The dtype to which all are promoted.
     """
-    rows = dict(zip("vue", sizes, strict=True))
+    rows = {"v": graph.num_rows, "u": graph.num_cols, "e": graph.num_edges}
     if len({index for _, index in read}) != len(read):
         raise ValueError(f"expected {text} to read each operand at one side (pass it twice)")
-    if not facts or {index for _, index in read} != set(range(len(facts))):
-        raise ValueError(f"expected {text} to use operands 0 to {len(facts) - 1}")
+    if not operands or {index for _, index in read} != set(range(len(operands))):
+        raise ValueError(f"expected {text} to use operands 0 to {len(operands) - 1}")
     for side, index in read:
-        (shape, dtype, where), name = facts[index], f"operand {side}{index}"
-        if len(shape) == 0 or shape[0] != rows[side]:
-            raise ValueError(f"expected {name} to have {rows[side]} rows (got shape {list(shape)})")
-        if where != device:
-            raise ValueError(f"expected {name} on {device} (got {where})")
-        if not dtype.is_floating_point:
-            raise ValueError(f"expected {name} to be floating-point features (got {dtype})")
+        t, name = operands[index], f"operand {side}{index}"
+        if t.dim() == 0 or t.size(0) != rows[side]:
+            got = list(t.shape)
+            raise ValueError(f"expected {name} to have {rows[side]} rows (got shape {got})")
+        if t.device != graph.device:
+            raise ValueError(f"expected {name} on {graph.device} (got {t.device})")
+        if not t.is_floating_point():
+            raise ValueError(f"expected {name} to be floating-point features (got {t.dtype})")
+    return functools.reduce(torch.promote_types, [t.dtype for t in operands])
 
 
 def _gspmm(*args: Any) -> list[Tensor]:
     csr, (operands, formula, reduces, want_arg) = csr_and_arguments(args)
-    return run_gspmm(csr, formula, tuple(reduces), operands, want_arg=want_arg)
+    return run_gspmm(csr, (formula,), reduces, operands, want_arg=want_arg)
 
 
 def _gspmm_fake(*args: Any) -> list[Tensor]:

@@ -1,12 +1,11 @@
 """The gradient of gspmm: gspmm with other formulas, on the graph and on its transpose."""
 
 from collections.abc import Iterator, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from pyg_accel.backends.base import winners_are_columns
 from pyg_accel.backends.spec import Shapes
 from pyg_accel.formula import (
     Binary,
@@ -18,24 +17,21 @@ from pyg_accel.formula import (
     gradient,
     has_sum,
     map_children,
-    map_operands,
     operands_of,
     parse,
     shape_of,
     summed,
-    swap_sides,
     times,
 )
 from pyg_accel.graph import CSR
 from pyg_accel.graph.facts import cache_of, facts_of
 from pyg_accel.ops.arrays import Arrays
 from pyg_accel.ops.operator import call
-from pyg_accel.ops.steps import SCATTER, Pass, Step, passes_of, renumber
+from pyg_accel.ops.steps import Step
 from pyg_accel.runtime.machine import is_captured
 
 __all__ = [
-    "backward_passes", "kinds_of_shapes", "mean_pass", "operand_gradients",
-    "plan_gradients", "prod_coefficients",
+    "kinds_of_shapes", "mean_share", "operand_gradients", "plan_gradients", "prod_coefficients",
 ]  # fmt: skip
 
 _ONE = Const(1.0)
@@ -122,7 +118,7 @@ def plan_gradients(
         place = n + 2 * len(reduces) + len(numbers)
         sizes[place], sides[place], numbers[place] = (heads, 1), "e", number
         wanted = {i: _replaced(f, number, Operand("e", place)) for i, f in wanted.items()}
-    return tuple(_step(index, sides[index], f) for index, f in (numbers | wanted).items())
+    return tuple(Step(index, sides[index], f) for index, f in (numbers | wanted).items())
 
 
 def _of_both_ends(
@@ -147,49 +143,6 @@ def _replaced(formula: Formula, part: Formula, by: Formula) -> Formula:
     if formula == part:
         return by
     return map_children(formula, lambda child: _replaced(child, part, by))
-
-
-def _step(index: int, side: str, formula: Formula) -> Step:
-    used = tuple(dict.fromkeys(o.index for o in operands_of(formula)))
-    formula = map_operands(formula, partial(renumber, used))
-    return Step(index, side, swap_sides(formula) if side == "u" else formula, used)
-
-
-def backward_passes(
-    text: str,
-    reduces: tuple[str, ...],
-    needs: tuple[bool, ...],
-    tensors: dict[int, Tensor],
-    shapes: Shapes,
-) -> list[Pass]:
-    """Return the passes that compute gradients, except for a plain mean.
-
-    Args:
-        text: the formula.
-        reduces: of its messages.
-        needs: which operands need gradients.
-        tensors: operands of the passes; see :func:`plan_gradients`.
-        shapes: (heads, width) of the operands of the formula.
-    """
-    n = len(shapes)
-    has_grad = tuple(n + 2 * r in tensors for r in range(len(reduces)))
-    steps = plan_gradients(text, reduces, needs, has_grad, kinds_of_shapes(shapes))
-    if steps and reduces in (("max",), ("min",)) and winners_are_columns(parse(text), reduces):
-        return [Pass((0,), True, False, (SCATTER,), ("sum",), (n, n + 1))]
-    return passes_of(steps, tensors)
-
-
-def mean_pass(
-    text: str, reduces: tuple[str, ...], csr: CSR, turned: CSR | None, dtype: torch.dtype
-) -> tuple[Tensor | None, Pass | None]:
-    """Return operand 2 of the gradient of a plain mean, and its pass; operand 1 is the gradient.
-
-    None for other calls, and for double backward.
-    """
-    if text != "u0" or reduces != ("mean",) or turned is None or torch.is_grad_enabled():
-        return None, None
-    share, formula = mean_share(csr.rowptr, turned._replace(eid=None), dtype)
-    return share, Pass((0,), True, False, (formula,), ("sum",), (1, 2))
 
 
 def mean_share(rowptr: Tensor, turned: CSR, dtype: torch.dtype) -> tuple[Tensor, str]:

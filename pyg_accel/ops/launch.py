@@ -28,44 +28,51 @@ def kernel_key(csr: CSR) -> tuple[Any, ...]:
 
 
 def bind_gspmm(
-    csr: CSR, text: str, reduces: Sequence[str], operands: Sequence[Tensor], *, want_arg: bool
+    csr: CSR,
+    texts: Sequence[str],
+    reduces: Sequence[str],
+    operands: Sequence[Tensor],
+    *,
+    want_arg: bool = False,
 ) -> tuple[str, Callable[[CSR], Launch]]:
     """Return the cheapest backend, and a function that launches it on graphs of one kind.
 
     Args:
         csr: a graph of that kind.
-        text: formula of the message.
+        texts: the formula of the message, or several of one reduction each.
         reduces: of the messages.
         operands: [rows, H | 1, F | 1], contiguous within a row; later ones have the same strides.
         want_arg: also return winners.
     """
     kind, other = kind_of(csr), kernel_key(csr)
     facts = [(t.dtype, t.size(1), t.size(2), t.stride(0)) for t in operands]
-    key = (text, *reduces, want_arg, kind, *other, *facts)
+    key = (*texts, *reduces, want_arg, kind, *other, *facts)
     entry = _bound.get(key)
     if entry is None:
-        shapes, formula, each = shapes_of(operands), parse(text), list(reduces)
-        like = next(t for t in operands if t.is_floating_point())
-        spec = OpSpec.on("gspmm", csr, like, *widest(shapes), formula=text, reduces=tuple(reduces),
-                         shapes=shapes, sharing=kind.sharing, rounded=other[1])  # fmt: skip
+        shapes, formulas, each = shapes_of(operands), [*map(parse, texts)], list(reduces)
+        like, formula = next(t for t in operands if t.is_floating_point()), formulas[0]
+        one, several = (texts[0], ()) if len(texts) == 1 else ("", tuple(texts))
+        spec = OpSpec.on("gspmm_several" if several else "gspmm", csr, like, *widest(shapes),
+                         formula=one, formulas=several, reduces=tuple(reduces), shapes=shapes,
+                         sharing=kind.sharing, rounded=other[1])  # fmt: skip
         decision = decide(spec)
-        kernel = decision.kernel
-        if kernel.bind is not None:
-            bound = kernel.bind(csr, formula, list(operands), each, want_arg=want_arg)
+        if several:
+            bound = decision.kernel.bound(csr, (formulas, each), [*operands])
         else:
-
-            def bound(csr: CSR) -> Launch:
-                run = kernel.run
-                return Launch(lambda t: run(csr, formula, t, each, want_arg=want_arg), listed=True)
-
+            bound = decision.kernel.bound(csr, (formula,), [*operands], each, want_arg=want_arg)
         entry = _bound[key] = decision.backend.name, bound
     return entry
 
 
 def run_gspmm(
-    csr: CSR, text: str, reduces: Sequence[str], operands: list[Tensor], *, want_arg: bool
+    csr: CSR,
+    texts: Sequence[str],
+    reduces: Sequence[str],
+    operands: list[Tensor],
+    *,
+    want_arg: bool = False,
 ) -> list[Tensor]:
-    """Run :func:`pyg_accel.backends.reference.gspmm` on the cheapest backend."""
-    name, bound = bind_gspmm(csr, text, reduces, operands, want_arg=want_arg)
+    """Compute the results of :func:`bind_gspmm`."""
+    name, bound = bind_gspmm(csr, texts, reduces, operands, want_arg=want_arg)
     note_choice(name)
     return bound(csr)(operands)

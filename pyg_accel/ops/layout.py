@@ -41,19 +41,13 @@ class Layout:
         if operand.dim() == 3 and len(self.trailing) == 2 and self.split == 1:
             return contiguous_rows(operand)
         padded = (1,) * (len(self.trailing) - operand.dim() + 1) + tuple(operand.shape[1:])
-        operand = operand.reshape(operand.size(0), *padded)
-        sizes = []
+        operand, groups = operand.reshape(operand.size(0), *padded), []
         for part in (slice(None, self.split), slice(self.split, None)):
-            full, mine = self.trailing[part], padded[part]
-            if mine != full and any(n != 1 for n in mine):
-                # Broadcast over some dimensions of the group and not over others.
-                lead = padded[: self.split] if part.start else full
-                tail = full if part.start else padded[self.split :]
-                operand = operand.expand(-1, *lead, *tail)
-                padded = (*lead, *tail)
-                mine = full
-            sizes.append(prod(mine))
-        return contiguous_rows(operand.reshape(operand.size(0), *sizes))
+            # Broadcast over all dimensions of the group, or over none.
+            groups.append((self.trailing if any(n != 1 for n in padded[part]) else padded)[part])
+        if (*groups[0], *groups[1]) != padded:
+            operand = operand.expand(-1, *groups[0], *groups[1])
+        return contiguous_rows(operand.reshape(operand.size(0), *map(prod, groups)))
 
     def unfold(self, result: Tensor) -> Tensor:
         """Return a result [rows, H, F] in the trailing shape."""

@@ -5,14 +5,7 @@ from functools import lru_cache
 
 from torch import Tensor
 
-from pyg_accel.formula import (
-    Formula,
-    Operand,
-    Sum,
-    map_children,
-    map_operands,
-    operands_of,
-)
+from pyg_accel.formula import Formula, Operand, Sum, map_children, renumbered
 from pyg_accel.graph import Graph
 from pyg_accel.ops.gspmm import gspmm
 
@@ -32,9 +25,8 @@ def message_calls(formula: Formula, count: int) -> tuple[tuple[MessageCall, ...]
     calls: list[MessageCall] = []
 
     def written(plain: Formula) -> int:
-        used = tuple(dict.fromkeys(o.index for o in operands_of(plain)))
-        renumbered = map_operands(plain, lambda o: Operand(o.side, used.index(o.index)))
-        calls.append((str(renumbered), used))
+        (text,), used = renumbered(plain)
+        calls.append((str(text), used))
         return count + len(calls) - 1
 
     def change(part: Formula) -> Formula:

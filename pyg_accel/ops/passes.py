@@ -22,7 +22,7 @@ from pyg_accel.ops.arrays import Arrays
 from pyg_accel.ops.autograd import NO_GRADIENT, Fold, Gradient, Result
 from pyg_accel.ops.launch import kernel_key
 from pyg_accel.ops.plan import folding, reshaping
-from pyg_accel.ops.steps import SCATTER, Pass, fit
+from pyg_accel.ops.steps import SCATTER, Pass, fit, flat
 from pyg_accel.runtime.cache import Bounded
 from pyg_accel.runtime.machine import is_captured
 
@@ -83,6 +83,12 @@ class RowRule(ABC):
     keeps: tuple[int, ...]
     indices: tuple[int, ...]
 
+    def fits(self, graph: Graph, operands: Sequence[Tensor]) -> bool:
+        """Return whether operands belong to a graph; if not, the operator says what is wrong."""
+        rows = {"u": graph.num_cols, "v": graph.num_rows, "e": graph.num_edges}
+        return all(t.size(0) == rows[side] and t.device == graph.device
+                   for t, side in zip(operands, self.sides, strict=True))  # fmt: skip
+
     @abstractmethod
     def passes(self, plan: Passes, arrays: Arrays | None, special: Pass | None) -> Sequence[Pass]:
         """Return the passes; results after the gradients of operands are inputs of later ones.
@@ -116,6 +122,16 @@ class RowRule(ABC):
         arrays = Arrays.of(graph, edge_order=edge_order, transposed=self.turns)
         turned = None if arrays.rowptr_t is None else arrays.transposed
         return self._gradient(arrays.csr, turned, tensors, arrays)
+
+    def inputs(self, tensors: list[Any]) -> tuple[dict[int, Tensor], list[tuple[int, Any]]]:
+        """Return examples of folded inputs by index, and the (place, function) of folds."""
+        ready, folds = dict[int, Tensor](), []
+        for place, (index, t) in enumerate(zip(self.indices, tensors, strict=True)):
+            if t is not None:
+                fold, ready[index] = folding(t, *self.size(index))
+                if fold is not None:
+                    folds.append((place, fold))
+        return ready, folds
 
     def size(self, index: int) -> tuple[int, int]:
         """Return (heads, width) of an input, by its index in the formulas of passes."""
@@ -174,11 +190,7 @@ class RowRule(ABC):
         n = len(self.sides)
         places, end = {index: place for place, index in enumerate(self.indices)}, len(self.indices)
         plan = Passes({}, places, end + (share is not None))
-        for place, (index, t) in enumerate(zip(self.indices, tensors, strict=True)):
-            if t is not None:
-                fold, plan.ready[index] = folding(t, *self.size(index))
-                if fold is not None:
-                    plan.folds.append((place, fold))
+        plan.ready, plan.folds = self.inputs(tensors)
         if share is not None:
             plan.ready[n + 1], places[n + 1] = share, end
         passes, bounds = self.passes(plan, arrays, special), []
@@ -192,23 +204,23 @@ class RowRule(ABC):
                 name, bound = part.bind(of_pass, [ready[i] for i in part.used])
                 raw = raw and bound(of_pass).accepts_any_layout
                 plan.backends[name] = None
-            bounds.append((part, bound, self._fits(part, ready)))
+            bounds.append((part, bound, part.sizes(ready)))
             for i in part.operands:
                 if i >= n:
                     ready[i] = like.new_empty(of_pass.col.numel(), self.message[0], 1)
                     places[i], plan.end = plan.end, plan.end + 1
         if raw:
             plan.folds.clear()
-        for part, bound, fits in bounds:
+        for part, bound, sizes in bounds:
             if part.formulas == (SCATTER,) and not raw and arrays is None:
-                plan.folds.extend([(places[i], _flat) for i in part.used])
-            results = []
-            for i, change in zip(part.operands, fits, strict=True):
-                if raw and i < n and change is None and self.gathered(part) == self.trailings[i]:
-                    results.append(Result(i, None))
-                else:
-                    to = self.trailings[i] if i < n else (self.message[0], 1)
-                    results.append(Result(i if i < n else None, _reshaping(change, to)))
+                plan.folds.extend([(places[i], flat) for i in part.used])
+            results, number = [], (self.message[0], 1)
+            for i, size in zip(part.operands, sizes, strict=True):
+                shape, to = (self.shapes[i], self.trailings[i]) if i < n else (number, number)
+                same = raw and i < n and shape == size and self.gathered(part) == to
+                change = None if shape == size else partial(fit, shape=shape)
+                finish = None if same else _reshaping(change, to)
+                results.append(Result(i if i < n else None, finish))
             used = tuple([places[i] for i in part.used])
             plan.launches.append((bound, part.source, used, tuple(results)))
         computed = {i for part in passes for i in part.operands}
@@ -220,17 +232,6 @@ class RowRule(ABC):
     def gathered(self, part: Pass) -> tuple[int, ...] | None:
         """Return the shape of a row of the result for unfolded inputs, if known."""
         return None
-
-    def _fits(self, part: Pass, tensors: dict[int, Tensor]) -> list[Fold]:
-        """Functions that fit the results of a pass to the shapes of the operands."""
-        wanted = [self.shapes[i] if i < len(self.sides) else (self.message[0], 1)
-                  for i in part.operands]  # fmt: skip
-        return [None if mine == size else partial(fit, shape=mine)
-                for mine, size in zip(wanted, part.sizes(tensors), strict=True)]  # fmt: skip
-
-
-def _flat(t: Tensor) -> Tensor:
-    return t.flatten(1).contiguous()
 
 
 def _reshaping(fit: Fold, trailing: Sequence[int]) -> Fold:

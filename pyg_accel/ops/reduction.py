@@ -17,9 +17,8 @@ from pyg_accel.graph.csr import Edges
 from pyg_accel.ops.arrays import Arrays
 from pyg_accel.ops.autograd import Gradient, OperatorPlan, Result
 from pyg_accel.ops.gspmm_backward import (
-    backward_passes,
     kinds_of_shapes,
-    mean_pass,
+    mean_share,
     plan_gradients,
     prod_coefficients,
 )
@@ -27,7 +26,7 @@ from pyg_accel.ops.launch import bind_gspmm
 from pyg_accel.ops.layout import find_layout
 from pyg_accel.ops.passes import Passes, RowRule
 from pyg_accel.ops.plan import computing, folding
-from pyg_accel.ops.steps import SCATTER, Pass
+from pyg_accel.ops.steps import SCATTER, Pass, passes_of
 
 __all__ = ["EXTREMES", "REDUCES", "Reduction", "plan_of", "reduction_on", "rule_of"]
 
@@ -48,18 +47,14 @@ def plan_of(
         needs: which of them need gradients.
     """
     rule = rule_of(kind, operands, needs)
-    if rule is None:
+    if rule is None or not rule.fits(graph, operands):
         return None
     _, reduces, _, single = kind
-    rows, device = {"u": graph.num_cols, "v": graph.num_rows, "e": graph.num_edges}, graph.device
-    for t, side in zip(operands, rule.sides, strict=True):
-        if t.size(0) != rows[side] or t.device != device:
-            return None  # the operator says what is wrong
     csr = graph.csr(edge_order=rule.edge_order)
     folds, folded = zip(*map(folding, operands, *zip(*rule.shapes, strict=True)), strict=True)
-    backend, bound = bind_gspmm(csr, rule.text, reduces, folded, want_arg=rule.want_arg)
+    backend, bound = bind_gspmm(csr, (rule.text,), reduces, folded, want_arg=rule.want_arg)
     launch = bound(csr)
-    shapes = [(rows["e" if r == "none" else "v"], *rule.trailing) for r in reduces]
+    shapes = [(graph.num_edges if r == "none" else graph.num_rows, *rule.trailing) for r in reduces]
     if launch.accepts_any_layout:
         folds = (None,) * len(operands)
         if reduces != ("none",) and rule.trailings[rule.sides.index("u")] == rule.trailing:
@@ -100,8 +95,15 @@ class Reduction(RowRule):
     def special(
         self, csr: CSR, turned: CSR | None, dtype: torch.dtype
     ) -> tuple[Tensor | None, Pass | None]:
-        """Return operand 2 of the gradient of a plain mean, and its pass."""
-        return mean_pass(self.text, self.reduces, csr, turned, dtype)
+        """Return operand 2 of the gradient of a plain mean, and its pass.
+
+        None for other calls, and for double backward.
+        """
+        plain = self.text == "u0" and self.reduces == ("mean",)
+        if turned is None or not plain or torch.is_grad_enabled():
+            return None, None
+        share, formula = mean_share(csr.rowptr, turned._replace(eid=None), dtype)
+        return share, Pass((0,), True, False, (formula,), ("sum",), (1, 2))
 
     def bind(self, graph: Graph | Arrays, tensors: list[Any]) -> Gradient | None:
         """Plan the pass of kernels; None for products, which need operators."""
@@ -133,7 +135,13 @@ class Reduction(RowRule):
                 ready[index + 1], plan.end = ready[index], plan.end + 2
         if special is not None:
             return [special]
-        return backward_passes(self.text, self.reduces, self.needs, ready, self.shapes)
+        has_grad = tuple(n + 2 * r in ready for r in range(len(self.reduces)))
+        kinds = kinds_of_shapes(self.shapes)
+        steps = plan_gradients(self.text, self.reduces, self.needs, has_grad, kinds)
+        lone = self.reduces in (("max",), ("min",))
+        if steps and lone and winners_are_columns(parse(self.text), self.reduces):
+            return [Pass((0,), True, False, (SCATTER,), ("sum",), (n, n + 1))]
+        return passes_of(steps, ready)
 
     def gathered(self, part: Pass) -> tuple[int, ...] | None:
         """Return the shape of a row of the features that a pass gathers, if any."""
@@ -197,7 +205,11 @@ def reduction_on(
     sides = {o.index: o.side for o in operands_of(formula)}
     message = shape_of(formula, dict(enumerate(shapes)))
     steps = plan_gradients(text, reduces, needs, (True,) * len(reduces), kinds_of_shapes(shapes))
-    used = set(range(n)) if "prod" in reduces else {i for step in steps for i in step.used}
+    used = (
+        set(range(n))
+        if "prod" in reduces
+        else {o.index for step in steps for o in operands_of(step.formula)}
+    )
     indices = [i for i in range(n) if i in used]
     extremes = [r for r, reduce in enumerate(reduces) if reduce in EXTREMES] if any(needs) else []
     grads = range(n, n + 2 * len(reduces), 2)

@@ -6,9 +6,9 @@ from typing import Any
 from torch import Tensor
 
 from pyg_accel.backends.edges import Output, Passes
-from pyg_accel.formula import Binary, Const, Formula, Operand, parse, times
+from pyg_accel.formula import Binary, Const, Formula, Operand, parse, times, without_narrow_sums
 from pyg_accel.graph.csr import Edges
-from pyg_accel.ops.by_edge import EdgePlan, EdgeRule, Sizes, plan_passes, without_narrow_sums
+from pyg_accel.ops.by_edge import EdgePlan, EdgeRule, Sizes, plan_passes
 from pyg_accel.ops.gspmm_backward import kinds_of_shapes, operand_gradients
 from pyg_accel.ops.reduction import EXTREMES, Reduction, rule_of
 
@@ -28,16 +28,12 @@ def edge_plan_of(
         needs: which of them need gradients.
     """
     rule, (_, reduces, _, single) = rule_of(kind, operands, needs), kind
-    device = edges.edge_index.device
-    odd = any(t.device != device or 0 in t.shape[1:] for t in operands)
-    if rule is None or odd or "prod" in reduces:
-        return None
-    by_edge = "e" in rule.sides or "none" in reduces
-    if by_edge and (edges.loops is not None or not rule.edge_order):
+    if rule is None or "prod" in reduces:
         return None
     return plan_passes(
         edges, EdgeRule(rule, _gradients), _forward(rule), operands,
         results=0 if single else len(reduces), counts="mean" in reduces,
+        numbered="none" in reduces,
     )  # fmt: skip
 
 

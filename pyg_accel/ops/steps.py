@@ -1,59 +1,48 @@
 """The steps of a backward pass: formulas on a graph or its transpose, several in one pass."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from pyg_accel.backends import Decision, OpSpec
+from pyg_accel.backends import OpSpec
 from pyg_accel.backends.base import Launch
-from pyg_accel.backends.dispatch import decide, is_fast
-from pyg_accel.backends.notes import note_choice
+from pyg_accel.backends.dispatch import is_fast
 from pyg_accel.backends.spec import Shapes, shapes_of, widest
 from pyg_accel.formula import (
     Formula,
-    Operand,
-    map_operands,
     operands_of,
     parse,
+    renumbered,
     selects,
     shape_of,
     swap_sides,
 )
 from pyg_accel.graph import CSR
 from pyg_accel.ops.arrays import CSR_ARRAYS, Arrays
-from pyg_accel.ops.launch import bind_gspmm
+from pyg_accel.ops.launch import bind_gspmm, run_gspmm
 from pyg_accel.ops.operator import call, define
 from pyg_accel.ops.winners import scatter_launch
 
-__all__ = ["SCATTER", "Pass", "Step", "fit", "passes_of", "renumber"]
+__all__ = ["SCATTER", "Pass", "Step", "fit", "flat", "passes_of"]
 
 SCATTER = "scatter"  # in place of a formula: scatter gradients to the winners of a maximum
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """The gradient of one operand.
 
     Attributes:
         operand: its index; or the index of an intermediate number per edge.
         side: of the operand.
-        formula: over the operands in ``used``; on the transposed graph for a source operand.
-        used: indices of the operands that the formula reads.
+        formula: the contribution of each edge.
     """
 
     operand: int
     side: str
     formula: Formula
-    used: tuple[int, ...]
-
-
-def renumber(used: tuple[int, ...], operand: Operand) -> Formula:
-    """Return an operand with its position in ``used`` as index."""
-    return Operand(operand.side, used.index(operand.index))
 
 
 def fit(grad: Tensor, shape: tuple[int, int]) -> Tensor:
@@ -65,6 +54,11 @@ def fit(grad: Tensor, shape: tuple[int, int]) -> Tensor:
             else:
                 grad = grad.expand(*(size if d == dim else -1 for d in range(3)))
     return grad
+
+
+def flat(t: Tensor) -> Tensor:
+    """Return rows of one dimension, as scatters take them."""
+    return t.flatten(1).contiguous()
 
 
 class Pass(NamedTuple):
@@ -97,13 +91,12 @@ class Pass(NamedTuple):
     def run(self, arrays: Arrays, tensors: list[Tensor]) -> list[Tensor]:
         """Compute the gradients by operators."""
         if self.formulas == (SCATTER,):
-            flat = call("scatter_arg", *map(_flat, tensors), arrays.num_cols)
-            return [flat.view(arrays.num_cols, *tensors[0].shape[1:])]
+            out = call("scatter_arg", *map(flat, tensors), arrays.num_cols)
+            return [out.view(arrays.num_cols, *tensors[0].shape[1:])]
         if len(self.formulas) > 1:
             csr = arrays.transposed if self.source else arrays.csr
-            outs: list[Tensor] = call(
-                "gspmm_several", *csr[:5], tensors, list(self.formulas), list(self.reduces)
-            )
+            texts = list(self.formulas), list(self.reduces)
+            outs: list[Tensor] = call("gspmm_several", *csr[:5], tensors, *texts)
             return outs
         arrays = arrays.turned() if self.source else arrays
         if not (self.numbered or torch.is_grad_enabled()):  # gradients may be of edges
@@ -125,14 +118,10 @@ class Pass(NamedTuple):
         if self.formulas == (SCATTER,):
             name, launch = scatter_launch(tensors[0].flatten(1), csr.num_rows)
             return name, lambda _: launch  # for the same number of rows
-        if len(self.formulas) > 1:
-            decision, formulas = _decide_several(csr, tensors, self.formulas, self.reduces)
-            before = formulas, list(self.reduces)
-            return decision.backend.name, decision.kernel.bound(csr, before, tensors)
         if self.numbered:
-            return bind_gspmm(csr, self.formulas[0], self.reduces, tensors, want_arg=False)
+            return bind_gspmm(csr, self.formulas, self.reduces, tensors)
         csr = csr._replace(eid=None)
-        name, bound = bind_gspmm(csr, self.formulas[0], self.reduces, tensors, want_arg=False)
+        name, bound = bind_gspmm(csr, self.formulas, self.reduces, tensors)
         return name, lambda csr: bound(csr._replace(eid=None))
 
 
@@ -142,101 +131,64 @@ def passes_of(steps: Sequence[Step], tensors: Mapping[int, Tensor]) -> list[Pass
     Steps that gather along the same graph run together where a backend can: the gradient of the
     weights reads the same rows as the gradient of the features. This has no double backward.
     """
-    first = [step for step in steps if tensors.keys() >= set(step.used)]
+    first = [
+        step for step in steps if tensors.keys() >= {o.index for o in operands_of(step.formula)}
+    ]
     groups = [] if len(first) < 2 or torch.is_grad_enabled() else _groups(first, tensors)
     groups += [[step] for step in steps if all(step not in group for group in groups)]
-    passes = []
-    for group in groups:
-        source = any(step.side == "u" for step in group)
-        formulas, used = _together(tuple(group), source)
-        reduces = tuple("none" if step.side == "e" else "sum" for step in group)
-        operands = tuple(step.operand for step in group)
-        numbered = "none" in reduces or any(map(_reads_edges, map(parse, formulas)))
-        passes.append(Pass(operands, source, numbered, formulas, reduces, used))
-    return passes
+    return [_together(*group) for group in groups]
+
+
+@lru_cache(maxsize=1024)
+def _together(*group: Step) -> Pass:
+    """Return the pass of steps on one graph, over the union of their operands."""
+    source = any(step.side == "u" for step in group)
+    formulas = [swap_sides(step.formula) if source else step.formula for step in group]
+    formulas, used = renumbered(*formulas)
+    reduces = tuple("none" if step.side == "e" else "sum" for step in group)
+    numbered = "none" in reduces or any(map(_reads_edges, formulas))
+    operands = tuple(step.operand for step in group)
+    return Pass(operands, source, numbered, tuple(map(str, formulas)), reduces, used)
 
 
 def _reads_edges(formula: Formula) -> bool:
     return selects(formula) or any(o.side == "e" for o in operands_of(formula))
 
 
-def _flat(t: Tensor) -> Tensor:
-    return t.flatten(1).contiguous()
-
-
 def _groups(steps: Sequence[Step], tensors: Mapping[int, Tensor]) -> list[list[Step]]:
     """Groups of two or more steps on the same graph, with the steps of narrow edge operands."""
-    extents = {step.operand: widest(_known_shapes(step.used, tensors)) for step in steps}
-    common = max(extents.values(), default=None)
-    if common is None:
-        return []
-    able = [step for step in steps if extents[step.operand] == common and _fits(step, tensors)]
+    extents = [widest(_shapes_in(_together(step), tensors)) for step in steps]
+    able = [step for step, extent in zip(steps, extents, strict=True)
+            if extent == max(extents) and _gathers(step, tensors)]  # fmt: skip
     by_side = {side: [step for step in able if step.side == side] for side in ("u", "v", "e")}
     leader = "u" if by_side["u"] else "v"
     by_side[leader] = by_side[leader] + by_side.pop("e")
     groups = [group for group in by_side.values() if len(group) > 1 and group[0].side != "e"]
-    return [group for group in groups if _runs(group, tensors)]
+    return [group for group in groups if _runs(_together(*group), tensors)]
 
 
-def _runs(group: list[Step], tensors: Mapping[int, Tensor]) -> bool:
-    """Whether a backend runs the steps of a group together."""
-    formulas, used = _together(tuple(group), any(step.side == "u" for step in group))
-    like, shapes = tensors[used[0]], _known_shapes(used, tensors)
-    reduces = tuple("none" if step.side == "e" else "sum" for step in group)
-    facts = {"formulas": formulas, "reduces": reduces, "shapes": shapes}
+def _runs(part: Pass, tensors: Mapping[int, Tensor]) -> bool:
+    """Whether a backend runs several formulas in one pass."""
+    like, shapes = tensors[part.used[0]], _shapes_in(part, tensors)
+    facts = {"formulas": part.formulas, "reduces": part.reduces, "shapes": shapes}
     device, (heads, width) = like.device.type, widest(shapes)
     return is_fast(OpSpec.of_any_size("gspmm_several", device, like.dtype, heads, width, **facts))
 
 
-def _known_shapes(used: tuple[int, ...], tensors: Mapping[int, Tensor]) -> Shapes:
-    """(heads, width) of the used operands, as numbers instead of symbols."""
-    return tuple((int(h), int(f)) for h, f in shapes_of([tensors[i] for i in used]))
+def _shapes_in(part: Pass, tensors: Mapping[int, Tensor]) -> Shapes:
+    """(heads, width) of the inputs of a pass, as numbers instead of symbols."""
+    return tuple((int(h), int(f)) for h, f in shapes_of([tensors[i] for i in part.used]))
 
 
-def _fits(step: Step, tensors: Mapping[int, Tensor]) -> bool:
+def _gathers(step: Step, tensors: Mapping[int, Tensor]) -> bool:
     """Whether a step gathers rows, so that it may run together with others."""
-    operands = [tensors[i] for i in step.used]
-    if any(not t.is_floating_point() for t in operands) or selects(step.formula):
+    part = _together(step)
+    shapes, formula = _shapes_in(part, tensors), parse(part.formulas[0])
+    if selects(formula) or not all(tensors[i].is_floating_point() for i in part.used):
         return False
-    shapes = _known_shapes(step.used, tensors)
     if widest(shapes)[1] == 1 or min(min(shape) for shape in shapes) == 0:
         return False
-    return step.side != "e" or shape_of(step.formula, dict(enumerate(shapes)))[1] == 1
-
-
-@lru_cache(maxsize=1024)
-def _together(group: tuple[Step, ...], transposed: bool) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """The formulas of steps over the union of their operands, and these operands."""
-    used = tuple(dict.fromkeys(i for step in group for i in step.used))
-    formulas = []
-    for step in group:
-        places = {place: used.index(i) for place, i in enumerate(step.used)}
-        formula = step.formula
-        if transposed and step.side == "e":
-            formula = swap_sides(formula)
-        formulas.append(str(_placed(formula, places)))
-    return tuple(formulas), used
-
-
-def _placed(formula: Formula, places: dict[int, int]) -> Formula:
-    return map_operands(formula, lambda o: Operand(o.side, places[o.index]))
-
-
-def _decide_several(
-    csr: CSR, operands: Sequence[Tensor], texts: Sequence[str], reduces: Sequence[str]
-) -> tuple[Decision, list[Formula]]:
-    shapes = shapes_of(operands)
-    spec = OpSpec.on("gspmm_several", csr, operands[0], *widest(shapes), formulas=tuple(texts),
-                     reduces=tuple(reduces), shapes=shapes)  # fmt: skip
-    return decide(spec), [parse(text) for text in texts]
-
-
-def _several(*args: Any) -> list[Tensor]:
-    csr, (operands, texts, reduces) = CSR(*args[:5]), args[5:]
-    decision, formulas = _decide_several(csr, operands, texts, reduces)
-    note_choice(decision.backend.name)
-    outs: list[Tensor] = decision.kernel.run(csr, formulas, reduces, operands)
-    return outs
+    return step.side != "e" or shape_of(formula, dict(enumerate(shapes)))[1] == 1
 
 
 def _several_fake(*args: Any) -> list[Tensor]:
@@ -252,6 +204,6 @@ def _several_fake(*args: Any) -> list[Tensor]:
 
 define(
     f"gspmm_several({CSR_ARRAYS}, Tensor[] operands, str[] formulas, str[] reduces) -> Tensor[]",
-    _several,
+    lambda *args: run_gspmm(CSR(*args[:5]), args[6], args[7], args[5]),
     _several_fake,
 )

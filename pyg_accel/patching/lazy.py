@@ -22,7 +22,7 @@ from torch.nn import Parameter
 from torch.overrides import TorchFunctionMode
 from typing_extensions import Self
 
-from pyg_accel.formula import Computation, Formula, Operand, map_operands, operands_of
+from pyg_accel.formula import Computation, Formula, Operand, renumbered
 from pyg_accel.graph import Graph
 from pyg_accel.ops.gspmm import REDUCES
 from pyg_accel.patching.reasons import Unrecognised, subclass_reasons
@@ -346,12 +346,10 @@ class Tracer(TorchFunctionMode):
         self.check_modes()
         if lazy.parts is not None:
             raise Unrecognised("a concatenation that is not the input of a linear layer")
-        numbers = list(dict.fromkeys(o.index for o in operands_of(lazy.formula)))
+        (formula,), numbers = renumbered(lazy.formula)
         if any(self._versions[n] != _version(self.operands[n]) for n in numbers):
             raise Unrecognised("a tensor that the message read was changed in place afterwards")
-        place = {old: new for new, old in enumerate(numbers)}
-        formula = map_operands(lazy.formula, lambda o: Operand(o.side, place[o.index]))
-        return formula, numbers
+        return formula, [*numbers]
 
     def num_targets(self) -> int:
         """Return the number of target nodes."""

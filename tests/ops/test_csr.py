@@ -5,7 +5,6 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from pyg_accel import ops
-from pyg_accel.ops import csr
 from pyg_accel.ops.csr import CompiledGraph
 from pyg_accel.testing import zoo
 
@@ -17,7 +16,8 @@ CASES = [case for case in zoo(hub=500) if case.edge_index.size(1) > 0]
 def test_the_arrays_give_back_the_edges(case, target):
     sizes = (case.num_sources, case.num_targets)
     args = (case.edge_index, sizes[target], sizes[1 - target], target)
-    for rows, run in ((target, csr._csr), (1 - target, csr._csr_transposed)):
+    operators = torch.ops.pyg_accel
+    for rows, run in ((target, operators.coo_to_csr), (1 - target, operators.coo_to_csc)):
         rowptr, col, eid = run(*args)
         row = torch.arange(rowptr.numel() - 1).repeat_interleave(rowptr.diff())
         assert torch.equal(case.edge_index[rows].index_select(0, eid), row)

@@ -74,10 +74,10 @@ def test_a_sum_that_both_ends_of_an_edge_need_is_computed_once():
     steps = plan_gradients(text, ("sum",), needs, (True,), kinds)
     tanh = "tanh(add(u1,v2))"
     assert [(step.operand, step.side, str(step.formula)) for step in steps] == [
-        (6, "e", f"mul(mul(e0,sub(1.0,mul({tanh},{tanh}))),sum(mul(v3,u4)))"),
-        (0, "u", "mul(u0,mul(tanh(add(v1,u2)),e3))"),
-        (1, "u", "e0"),
-        (2, "v", "e0"),
+        (6, "e", f"mul(mul(e3,sub(1.0,mul({tanh},{tanh}))),sum(mul(v4,u0)))"),
+        (0, "u", f"mul(v4,mul({tanh},e3))"),
+        (1, "u", "e6"),
+        (2, "v", "e6"),
     ]
 
 

@@ -21,8 +21,8 @@ from pyg_accel.formula import (
     factors,
     has_sum,
     map_children,
-    map_operands,
     operands_of,
+    renumbered,
     shape_of,
     times,
 )
@@ -146,8 +146,7 @@ class _Builder:
         self, formulas: Sequence[Formula], width: int, *, heads_as_columns: bool = False
     ) -> list[int]:
         """Return width, operands, instructions and results of a program."""
-        used = list(dict.fromkeys(o.index for f in formulas for o in operands_of(f)))
-        local = [map_operands(f, lambda o: Operand(o.side, used.index(o.index))) for f in formulas]
+        local, used = renumbered(*formulas)
         shapes = tuple(self.sizes[i] for i in used)
         columns = width
         if heads_as_columns:

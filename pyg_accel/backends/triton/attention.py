@@ -20,7 +20,7 @@ from pyg_accel.backends.triton.launcher import type_of
 from pyg_accel.backends.triton.padding import LONG_ROW, cut, fill, rows_to_pad
 from pyg_accel.backends.triton.rows import RowPass
 from pyg_accel.backends.triton.sequence import Kernel, Sequence
-from pyg_accel.formula import Formula, Sum, has_sum, map_children, shape_of
+from pyg_accel.formula import Formula, has_sum, shape_of, without_narrow_sums
 from pyg_accel.graph import CSR
 from pyg_accel.graph.facts import facts_of
 from pyg_accel.runtime.cache import Bounded
@@ -199,13 +199,6 @@ def _extent_of(formula: Formula, shapes: Shapes) -> tuple[int, int]:
     return shape_of(formula, dict(enumerate(shapes)))
 
 
-@lru_cache(maxsize=4096)
-def _without_short_sums(formula: Formula, shapes: Shapes) -> Formula:
-    """Remove sums of a single column."""
-    plain = map_children(formula, lambda part: _without_short_sums(part, shapes))
-    return plain.arg if isinstance(plain, Sum) and _extent_of(plain.arg, shapes)[1] == 1 else plain
-
-
 _passes: "Bounded[tuple[Any, ...], RowPass]" = Bounded(4096)
 
 
@@ -225,9 +218,9 @@ def _pass_over(
     )  # fmt: skip
     row_pass = _passes.get(key)
     if row_pass is None:
-        shapes = shapes_of(operands)
-        plain = [replace(o, formula=_without_short_sums(o.formula, shapes)) for o in outputs]
-        score = None if score is None else _without_short_sums(score, shapes)
+        sizes = dict(enumerate(shapes_of(operands)))
+        plain = [replace(o, formula=without_narrow_sums(o.formula, sizes)) for o in outputs]
+        score = None if score is None else without_narrow_sums(score, sizes)
         row_pass = _passes[key] = RowPass(
             csr, plain, operands, score=score, infinite=infinite, whole=True
         )
