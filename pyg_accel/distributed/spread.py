@@ -12,12 +12,11 @@ from torch import Tensor
 
 import pyg_accel
 from pyg_accel.distributed import suitability
-from pyg_accel.distributed.entry import HOOKS
+from pyg_accel.distributed.entry import HOOKS, halo_of_product
 from pyg_accel.distributed.folder import Stored
 from pyg_accel.distributed.model import Distributed
 from pyg_accel.distributed.norms import ALL_NODES
 from pyg_accel.distributed.partitioners import method_reasons
-from pyg_accel.distributed.products import halo_of_product
 from pyg_accel.distributed.share import cut_data, partitions, read_data
 from pyg_accel.distributed.tracking import exchanged
 from pyg_accel.distributed.wire import Wire, agree

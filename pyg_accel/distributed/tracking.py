@@ -126,6 +126,8 @@ class Following(TorchFunctionMode):
             elif name == "flip" and args[1:] in ((0,), ((0,),), ([0],)):
                 halo = halo_of(args[0])
                 if halo is not None:
+                    if running.recorder is not None:
+                        running.recorder.stop("it reverses the edges of all ranks")
                     return _reversed(halo, args[0])
         result = func(*args, **(kwargs or {}))
         halo = halo_of(args[0]) if is_tensor and _selects_edges(name, args) else None

@@ -1,7 +1,6 @@
 """The hook around the forward of a layer: its programs, and stored results."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -66,7 +65,7 @@ def untransformed(
     """Make a call without the transform of the model, and report the reason."""
     transformed.reasons[reason] = None
     call = gate.Call(type(self)._call_impl, self, args, kwargs)
-    with during(transformed={}, exchange=None):
+    with during(transformed={}):
         return gate.leave(call, [reason], counts=not is_active(self))  # else patch() counts it
 
 
@@ -77,21 +76,19 @@ def _remembering(
     kwargs: dict[str, Any],
 ) -> Any:
     """Make a call with the stored results of functions of its edge_index."""
-    exchange, outer, running.lent = running.exchange, running.lent, []
-    make = forward_of if exchange is None else partial(exchange.following, forward_of)
+    outer, running.lent = running.lent, []
     try:
         if running.recorder is None:
-            out = recording.recorded(self, "call", make, forward_of, args, kwargs, transformed)
+            out = recording.recorded(
+                self, "call", forward_of, forward_of, args, kwargs, transformed
+            )
         else:
             out = forward_of(self, *args, **kwargs)
     finally:
         lent, running.lent = running.lent or [], outer
         if outer is not None:
             outer += lent  # an outer layer borrows them, too
-    if not lent:
-        return out
-    left = _left if exchange is None else partial(exchange.following, _left)
-    return left(self, out, lent)
+    return _left(self, out, lent) if lent else out
 
 
 def forward_of(self: MessagePassing, *args: Any, **kwargs: Any) -> Any:

@@ -317,8 +317,11 @@ def _unrecordable(
     if reasons := hook_reasons(layer) or [r for m in hooked for r in hooks_in(m)]:
         return "; ".join(reasons)
     if name == "call":
-        others = any(not isinstance(mode, torch.device) for mode in modes(whole=True))
-        if others or torch._C._len_torch_dispatch_stack():
+        seen = modes(whole=not running.unconditional)  # halos are a part of transformed programs
+        if (
+            not all(isinstance(mode, torch.device) for mode in seen)
+            or torch._C._len_torch_dispatch_stack()
+        ):
             return "inside a mode of torch"
         if saved_tensors_are_hooked():
             return "saved-tensor hooks are active"
