@@ -149,8 +149,7 @@ def _like(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
             return type(value)(map(change, value))
         if not isinstance(value, Tensor):
             return value
-        with torch._C.DisableTorchFunctionSubclass():
-            return torch.empty(plain_shape(value), dtype=value.dtype, device="meta")
+        return torch.empty(plain_shape(value), dtype=value.dtype, device="meta")
 
     with torch._C.DisableTorchFunction(), torch.no_grad():
         try:
@@ -285,9 +284,8 @@ def product(left: Any, right: Any) -> LazyTensor:
     weight = params["weight"].meta["tensor"]
     if weight.size(0) != of_matrix[1] * of_matrix[2]:
         raise Declined
-    with torch._C.DisableTorchFunctionSubclass():
-        if left.dtype != weight.dtype:
-            raise Declined
+    if left.dtype != weight.dtype:
+        raise Declined
     trace = left.tracer
     x = calls(trace, torch.reshape, node_of(trace, left), (-1, shape[2]))
     out = calls(trace, edge_product, x, params["input"], params["weight"], params.get("bias"))
