@@ -234,9 +234,6 @@ class _Reading(Messages):
         expr = self.expr_of(a, node)
         return None if expr is None else self._rows_scaled(b, expr, inverse=inverse)
 
-    def _negate(self, node: fx.Node, a: Any) -> Expr | None:
-        return self._multiply(node, a, -1.0)
-
     def _view(self, node: fx.Node, value: Any, *shape: Any) -> Expr | None:
         if not self._is_open(value):
             return None
@@ -339,7 +336,7 @@ _DIVIDE = partial(_Reading._multiply, inverse=True)
 _HANDLERS: dict[str, Callable[..., Expr | None]] = {
     "linear": _Reading._linear, "matmul": _MATMUL, "mm": _MATMUL, "__matmul__": _MATMUL,
     "add": _Reading._add, "__add__": _Reading._add, "__radd__": _Reading._add,
-    "sub": partial(_Reading._add, sign=-1.0), "neg": _Reading._negate,
+    "sub": partial(_Reading._add, sign=-1.0), "neg": partial(_Reading._multiply, b=-1.0),
     "mul": _Reading._multiply, "__rmul__": _Reading._multiply,
     "div": _DIVIDE, "__truediv__": _DIVIDE,
     "gspmm": _Reading._gspmm, "sampled_spmm": _Reading._sampled_spmm,

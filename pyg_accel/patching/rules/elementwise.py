@@ -229,14 +229,6 @@ def _as_lazy(trace: Tracer, value: Any, lead: LazyTensor) -> "LazyTensor | float
     return trace.leaf("v", rows_first, shape, place, repeated=True)
 
 
-def _node_value(value: "LazyTensor | float") -> Any:
-    """The operand of a lazy tensor that is a single one; numbers are returned as they are."""
-    if not isinstance(value, LazyTensor):
-        return value
-    assert isinstance(value.formula, Operand)
-    return value.tracer.operands[value.formula.index]
-
-
 def _combine_on_nodes(
     op: str, a: "LazyTensor | float", b: "LazyTensor | float", shape: torch.Size, edge_dim: int
 ) -> LazyTensor | None:
@@ -261,7 +253,7 @@ def _combine_on_nodes(
     ranks = {trace.operands[o.index].dim() for o in operands}
     if len(ranks) > 1:
         return None
-    left, right = (_node_value(t) for t in (a, b))
+    left, right = (first_operand(t) if isinstance(t, LazyTensor) else t for t in (a, b))
     with torch._C.DisableTorchFunctionSubclass():
         result = FUNCTIONS[op].torch(left, right)
     side = sides.pop() if sides else "v"

@@ -186,10 +186,7 @@ def _works_by_row(name: str, args: Args, kwargs: Kwargs, lead: LazyTensor) -> bo
         normalized = args[1] if len(args) > 1 else kwargs.get("normalized_shape", ())
         return len(normalized) < rank
     if name == "batch_norm":
-        params = dict(
-            zip(("input", "mean", "var", "weight", "bias", "training"), args, strict=False)
-        )
-        training = params.get("training", kwargs.get("training", False))
+        training = args[5] if len(args) > 5 else kwargs.get("training", False)
         return rank > 1 and not training
     if name in ("prelu", "group_norm"):
         return rank > 1
@@ -202,11 +199,8 @@ def _works_by_row(name: str, args: Args, kwargs: Kwargs, lead: LazyTensor) -> bo
         return False
     if name in _ALONG:
         place = _ALONG[name]
-        dims = (
-            args[place]
-            if len(args) > place
-            else kwargs.get("dim", 1 if name == "normalize" else None)
-        )
+        unnamed = 1 if name == "normalize" else None
+        dims = args[place] if len(args) > place else kwargs.get("dim", unnamed)
         dims = dims if isinstance(dims, (list, tuple)) else (dims,)
         return all(isinstance(dim, int) and dim % rank != 0 for dim in dims) and bool(dims)
     if name in _PICKS:
