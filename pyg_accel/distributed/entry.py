@@ -28,7 +28,7 @@ from pyg_accel.record.recorder import perform
 from pyg_accel.runtime.cache import Snapshot
 from pyg_accel.runtime.state import during, running
 
-__all__ = ["HOOKS", "halo_of_product", "names_read"]
+__all__ = ["HOOKS", "features_with_halo", "names_read"]
 
 # Arguments of a message that contain node ids, which differ between ranks.
 _UNKNOWN = frozenset({"edge_index", "edge_index_j", "size_j"})
@@ -132,16 +132,19 @@ def _following(self: MessagePassing, args: tuple[Any, ...], kwargs: dict[str, An
         return layers.hooked(self, *args, **kwargs)
 
 
-def halo_of_product(edge_index: Any) -> Halo | None:
-    """Return the halo of the edges of a MaxK layer; None outside of distributed models.
+def features_with_halo(
+    edge_index: Any, pair: tuple[Any, Any], size: Any
+) -> tuple[tuple[Any, Any], Any]:
+    """Return the features and sizes of a MaxK layer, with a halo if its edges have one.
 
     Raises:
         NotDistributable: for edges without a halo in a distributed model.
     """
-    halo = halo_of(edge_index)
-    if halo is None and running.wire is not None:
+    if (halo := halo_of(edge_index)) is not None:
+        return (exchanged(halo, "x", pair[0]), pair[1]), (halo.rows, halo.targets)
+    if running.wire is not None:
         refuse("a MaxK layer", edge_index)
-    return halo
+    return pair, size
 
 
 def derive(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

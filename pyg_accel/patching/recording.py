@@ -6,7 +6,7 @@ the first record if both agree in everything else.
 """
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -45,7 +45,7 @@ from pyg_accel.runtime.report import row_of
 from pyg_accel.runtime.state import during, running
 from pyg_accel.settings import settings
 
-__all__ = ["Attempt", "Refused", "attempt", "note", "recorded", "valid_programs", "verifies"]
+__all__ = ["Attempt", "Refused", "attempt", "note", "recorded", "verifies"]
 
 # The first methods of a call.
 _ENTRIES = {
@@ -207,8 +207,7 @@ def attempt(
         programs.of_class.reason = programs.of_class.reason or reason
         return reason
     try:
-        alike = next((p for p in (*valid_programs(programs, now), *matching(programs, now))
-                      if p.signature.is_like(signature)), None)  # fmt: skip
+        alike = next((p for p in matching(programs, now) if p.signature.is_like(signature)), None)
         tells = alike is not None and tells_apart(alike.guard.shared.reads.ran)
         if alike is not None:
             signature = Signature(args, kwargs, alike.signature, programs.drift)
@@ -261,11 +260,6 @@ def _same(tensor: Tensor) -> Tensor:
 def verifies() -> bool:
     """Return whether calls are verified: optimised models verify themselves, samples differ."""
     return settings.verify and in_force() is None and not running.unconditional
-
-
-def valid_programs(programs: Programs, now: tuple[Any, ...]) -> Iterator[LayerProgram]:
-    """Return the programs of a layer for a context, with valid guards."""
-    return (p for p in programs.programs if p.context == now and p.guard.holds())
 
 
 def _structure(layer: Module) -> tuple[Any, ...]:

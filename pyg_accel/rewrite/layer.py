@@ -9,8 +9,7 @@ from torch.nn import Module
 
 from pyg_accel.layers import MaxKGCNConv, MaxKGINConv, MaxKSAGEConv
 from pyg_accel.patching.context import context
-from pyg_accel.patching.programs import OfClass, Programs
-from pyg_accel.patching.recording import valid_programs
+from pyg_accel.patching.programs import OfClass, Programs, matching
 from pyg_accel.patching.sampling import in_force
 from pyg_accel.record.metadata import FACTS
 from pyg_accel.record.program import LayerProgram
@@ -64,7 +63,7 @@ class Reassociation(Programs):
         if in_force() is not None and isinstance(self.layer, _MAXK):
             return "sampled() does not apply to layers with MaxK"
         admits = self.wire is not None and any(
-            program.admit(args, kwargs) for program in valid_programs(self, context())
+            program.admit(args, kwargs) for program in matching(self, context())
         )
         # A record needs the agreement of all ranks, and other ranks may not record this call.
         return "sizes of another kind" if admits else ""
