@@ -107,8 +107,6 @@ class _Reading(Messages):
         self._bipartite = self._rows != self._cols
         self._num_rows, self._num_cols = facts_of(first).shape[0], self._num_sources()
         self._exchanges = [n for n in graph.nodes if called(n) == "exchanged"]
-        if not all(map(_has_registered_edges, self._exchanges)):
-            raise NotLifted("on several ranks, edges that it derives in each call")
         if self._exchanges:
             self._num_cols = facts_of(features_of(self._exchanges[0])).shape[0]
             self._bipartite = self._num_rows != self._num_cols
@@ -320,15 +318,6 @@ def _sums(node: fx.Node) -> bool:
     return isinstance(graph, fx.Node) and called(graph) == "graph_of" and (
         isinstance(facts_of(node), TensorFacts)
     )  # fmt: skip
-
-
-def _has_registered_edges(exchange: fx.Node) -> bool:
-    """Whether the edges of a halo are an argument, or come from a step that registers them."""
-    halo: Any = exchange.args[0]
-    edges = halo.args[0]
-    while called(edges) == "getitem":
-        edges = edges.args[0]
-    return edges.op == "placeholder" or called(edges) in ("_formula", "_derived")
 
 
 _MATMUL = partial(_Reading._linear, bias=None, transposed=False)
