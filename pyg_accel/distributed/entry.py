@@ -17,18 +17,18 @@ import torch
 from torch import Tensor
 from torch_geometric.nn import MessagePassing, RGCNConv
 
-from pyg_accel.distributed import norms, products, tracking
+from pyg_accel.distributed import norms, tracking
 from pyg_accel.distributed.halo import Halo, collect, exchange
-from pyg_accel.distributed.tracking import adopt, exchanged, halo_of, refuse
+from pyg_accel.distributed.tracking import adopt, exchanged, halo_of, refuse, stays
 from pyg_accel.errors import NotDistributable
 from pyg_accel.graph.derived import find, keep
-from pyg_accel.graph.memo import remembered
-from pyg_accel.patching import hetero, layers, propagate, relations
+from pyg_accel.graph.memo import remembered, tensors_in
+from pyg_accel.patching import gate, layers, propagate, relations
 from pyg_accel.record.recorder import perform
 from pyg_accel.runtime.cache import Snapshot
 from pyg_accel.runtime.state import during, running
 
-__all__ = ["HOOKS", "names_read"]
+__all__ = ["HOOKS", "features_with_halo", "names_read"]
 
 # Arguments of a message that contain node ids, which differ between ranks.
 _UNKNOWN = frozenset({"edge_index", "edge_index_j", "size_j"})
@@ -56,12 +56,11 @@ def call(
     if args and halo is not None:
         bound = inspect.signature(original).bind(self, edge_index, *args, **kwargs)
         args, kwargs = (), dict(list(bound.arguments.items())[2:])
-    if not running.exchanged:
-        if halo is not None:
-            perform(halo_of, edge_index, borrows=True)  # makes the halo an input of a recording
-            kwargs = _with_halos(self, original.__name__, halo, kwargs)
-        elif running.wire is not None:
-            refuse(type(self).__name__, edge_index)
+    if halo is not None:
+        perform(halo_of, edge_index, borrows=True)  # makes the halo an input of a recording
+        kwargs = _with_halos(self, original.__name__, halo, kwargs)
+    elif running.wire is not None:
+        refuse(type(self).__name__, edge_index)
     return propagate.call(original, self, edge_index, *args, **kwargs)
 
 
@@ -101,17 +100,51 @@ def _rows_first(tensor: Tensor, dim: int, *, back: bool = False) -> Tensor:
 def layer(self: MessagePassing, *args: Any, **kwargs: Any) -> Any:
     """Replace ``_call_impl``, which runs the forward of a layer and its hooks.
 
-    Edges that the layer derives from others get their halo. The size of the graph is not checked:
-    all ranks have to take part in collectives.
+    Edges that the layer derives from others get their halo. A rewritten layer exchanges rows right
+    before its products: its programs decide whether X or X W is sent, so all ranks must run the
+    same. They are those of a halo, which identifies a call on all ranks, while sizes differ. No
+    other layer has a program, as the size of the graph may not decide: all ranks have to take part
+    in collectives.
     """
-    if running.wire is None:
-        return layers.layer(self, *args, **kwargs)
-    if (transformed := running.transformed.get(self)) is not None:
-        return products.call(self, transformed, args, kwargs)
-    if running.halo_rows is not None:
-        return layers.hooked(self, *args, **kwargs)
+    transformed = running.transformed.get(self)
+    if running.wire is None or (transformed is None and running.halo_rows is not None):
+        hook = layers.layer if running.wire is None else layers.hooked
+        return hook(self, *args, **kwargs)
+    if transformed is None:
+        return _following(self, args, kwargs)
+    leaves = tensors_in((args, kwargs))
+    stored = [tensor for tensor in leaves if stays(tensor)]
+    halos = [halo for halo in map(halo_of, stored) if halo is not None]
+    if len(halos) != 1:
+        reason = "on several ranks a rewritten layer takes the edges that distribute() returned"
+        return layers.untransformed(self, transformed, reason, args, kwargs)
+    with (
+        during(static=(*running.static, *stored)),
+        during(transformed={self: transformed.of_halo(halos[0], leaves)}),
+    ):
+        out = gate.by_program(self, "call", layers.forward_of, args, kwargs)
+        return _following(self, args, kwargs) if out is gate.NOTHING else out
+
+
+def _following(self: MessagePassing, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call a layer with halos for operands of ``propagate`` and for derived edges."""
     with during(halo_rows={}), tracking.Following():
         return layers.hooked(self, *args, **kwargs)
+
+
+def features_with_halo(
+    edge_index: Any, pair: tuple[Any, Any], size: Any
+) -> tuple[tuple[Any, Any], Any]:
+    """Return the features and sizes of a MaxK layer, with a halo if its edges have one.
+
+    Raises:
+        NotDistributable: for edges without a halo in a distributed model.
+    """
+    if (halo := halo_of(edge_index)) is not None:
+        return (exchanged(halo, "x", pair[0]), pair[1]), (halo.rows, halo.targets)
+    if running.wire is not None:
+        refuse("a MaxK layer", edge_index)
+    return pair, size
 
 
 def derive(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -181,17 +214,13 @@ def rgcn(
     if halo is None or type(x) is not Tensor or not x.is_floating_point():
         return relations.forward(original, self, x, edge_index, edge_type)
     whole = perform(exchanged, perform(halo_of, edge_index, borrows=True), "x", x)
-    with during(exchanged=True):
-        return relations.forward(original, self, (whole, x), edge_index, edge_type)
 
+    def stock(self: RGCNConv, _: Any, *edges: Any) -> Any:
+        return original(self, x, *edges)  # it calls propagate, which exchanges the rows of x
 
-def by_relation(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
-    """Replace ``HeteroConv.forward``: each relation has a separate halo."""
-    if running.wire is not None:
-        return original(self, *args, **kwargs)
-    return hetero.forward(original, self, *args, **kwargs)
+    return relations.forward(stock, self, (whole, x), edge_index, edge_type)
 
 
 HOOKS = norms.HOOKS | {
-    "call": call, "layer": layer, "memoise": derive, "relations": rgcn, "hetero": by_relation,
+    "call": call, "layer": layer, "memoise": derive, "relations": rgcn,
 }  # fmt: skip

@@ -55,7 +55,7 @@ class Distributed(torch.nn.Module):
             rank get a row for each node of the graph, in the order of the user's data.
         """
         self._backward.clear()  # an error may have interrupted the last backward pass
-        fresh = during(forward_wire=self.wire, halo_rows=None, exchanged=False, scatter=None)
+        fresh = during(forward_wire=self.wire, halo_rows=None, scatter=None)
         with fresh, torch.random.fork_rng(self._devices, enabled=self.training):
             if self.training:
                 self._seed_generators()

@@ -12,14 +12,12 @@ from torch import Tensor
 
 import pyg_accel
 from pyg_accel.distributed import suitability
-from pyg_accel.distributed.entry import HOOKS
+from pyg_accel.distributed.entry import HOOKS, features_with_halo
 from pyg_accel.distributed.folder import Stored
 from pyg_accel.distributed.model import Distributed
 from pyg_accel.distributed.norms import ALL_NODES
 from pyg_accel.distributed.partitioners import method_reasons
-from pyg_accel.distributed.products import halo_of_product
 from pyg_accel.distributed.share import cut_data, partitions, read_data
-from pyg_accel.distributed.tracking import exchanged
 from pyg_accel.distributed.wire import Wire, agree
 from pyg_accel.errors import DistributedError, NotDistributable
 from pyg_accel.patching.api import OverrideHandle
@@ -87,7 +85,7 @@ def distribute(
         share = cut_data(wire, data, types, rows, wire_dtype is not None)
     _prepare(model)
     result = Distributed(model, wire, types, rows, wrap)
-    others = {"halos": halo_of_product, "exchanged": exchanged, "distributed": Distributed}
+    others = {"halos": features_with_halo, "distributed": Distributed}
     weakref.finalize(result, OverrideHandle(HOOKS | others).remove)
     return result, share
 

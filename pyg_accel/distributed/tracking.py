@@ -126,10 +126,20 @@ class Following(TorchFunctionMode):
             elif name == "flip" and args[1:] in ((0,), ((0,),), ([0],)):
                 halo = halo_of(args[0])
                 if halo is not None:
+                    _end_record()
                     return _reversed(halo, args[0])
         result = func(*args, **(kwargs or {}))
         halo = halo_of(args[0]) if is_tensor and _selects_edges(name, args) else None
-        return result if halo is None or result is args[0] else adopt(result, halo)
+        if halo is None or result is args[0]:
+            return result
+        _end_record()
+        return adopt(result, halo)
+
+
+def _end_record() -> None:
+    """End a record of the layer: a program would not register the edges that it derives."""
+    if running.recorder is not None:
+        running.recorder.stop("on several ranks, edges that it derives in each call")
 
 
 def _largest(wire: Wire, weights: Tensor) -> Tensor:

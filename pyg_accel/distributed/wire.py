@@ -5,7 +5,7 @@ pass of a linear map between ranks is its adjoint.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -136,6 +136,12 @@ class Wire:
     def largest(self, tensor: Tensor, kind: str = "sums") -> Tensor:
         """Take the elementwise maximum of a tensor over all ranks, in place."""
         return self.total(tensor, kind, dist.ReduceOp.MAX)
+
+    def slowest(self, seconds: Sequence[float]) -> list[float]:
+        """Return, for each time, the longest of any rank."""
+        times = torch.tensor(seconds, dtype=torch.float64, device=self.device)
+        longest: list[float] = self.largest(times, "set-up").tolist()
+        return longest
 
     def copy_of_first(self, tensor: Tensor) -> Tensor:
         """Overwrite a tensor with the tensor of the first rank."""

@@ -47,11 +47,6 @@ Features = Tensor | CBSR
 _FEATURES, _WEIGHTED = parse("u0"), parse("mul(u0,e1)")
 
 
-def _halo_of(edge_index: Any) -> Any:
-    """Return the halo of edges in a distributed model; None outside of one."""
-    return installed["halos"](edge_index) if "halos" in installed else None
-
-
 # By the class of ``aggr_module``, which users may replace without changing ``aggr``.
 _REDUCES: dict[type, str] = {SumAggregation: "sum", MeanAggregation: "mean"}
 
@@ -86,7 +81,7 @@ def multiplies_first(conv: MessagePassing, features: Features, edge_index: Any, 
         return False
     if not isinstance(features, CBSR):
         return width <= features.size(1)
-    if _halo_of(edge_index) is not None:  # the same in all processes, whatever their edges
+    if running.wire is not None:  # the same in all processes, whatever their edges
         return width <= features.k
     return width <= features.k * figures_of(features.values.device.type).entry
 
@@ -176,9 +171,8 @@ def _by_kernels(call: Call) -> tuple[Tensor, list[Computation]]:
     (edge_index,), kwargs = call.args, dict(call.kwargs)
     x, size = kwargs.pop("x"), kwargs.pop("size")
     pair = (x, x) if isinstance(x, (Tensor, CBSR)) else tuple(x)
-    if (halo := _halo_of(edge_index)) is not None:
-        pair = installed["exchanged"](halo, "x", pair[0]), pair[1]
-        size = halo.rows, halo.targets
+    if "halos" in installed:
+        pair, size = installed["halos"](edge_index, pair, size)
     features = pair[0]
     graph, values = _graph_of(edge_index, pair, size, conv.flow)
     weight: Tensor | None = kwargs.get("edge_weight")

@@ -13,6 +13,7 @@ from pyg_accel.ops.sampled import note_samples
 from pyg_accel.patching.api import patched
 from pyg_accel.patching.sampling import sampled
 from pyg_accel.runtime.checks import shown
+from pyg_accel.runtime.module_state import evaluating
 
 __all__ = ["calibrate_sampling"]
 
@@ -85,24 +86,18 @@ def calibrate_sampling(
             raise ValueError(f"expected outputs of {nodes} rows, one per node (got {shown(out)})")
         return float((metric or _accuracy)(out[mask], y[mask]))
 
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        with patched(model), torch.no_grad():
-            least = score() - max_drop - 1e-9  # a drop of max_drop must not fail by rounding
-            for width in widths:
-                with sampled(width, strategy, rescale=rescale), note_samples() as samples:
-                    good = score() >= least
-                if not samples:
-                    raise ValueError(
-                        f"nothing of {type(model).__name__} is sampled: only sums and means of "
-                        "patched layers are, which pyg_accel.report() lists"
-                    )
-                if good:
-                    return width
-    finally:
-        for module, training in modes.items():
-            module.training = training
+    with evaluating(model), patched(model), torch.no_grad():
+        least = score() - max_drop - 1e-9  # a drop of max_drop must not fail by rounding
+        for width in widths:
+            with sampled(width, strategy, rescale=rescale), note_samples() as samples:
+                good = score() >= least
+            if not samples:
+                raise ValueError(
+                    f"nothing of {type(model).__name__} is sampled: only sums and means of "
+                    "patched layers are, which pyg_accel.report() lists"
+                )
+            if good:
+                return width
     return None
 
 

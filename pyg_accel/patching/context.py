@@ -20,7 +20,8 @@ def context() -> tuple[Any, ...]:
     return (
         torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_default_dtype(),
         torch._C._is_any_autocast_enabled() and _autocast(), torch._C._len_torch_dispatch_stack(),
-        torch._C._len_torch_function_stack() and modes(), torch.autograd.forward_ad._current_level,
+        (torch._C._len_torch_function_stack() and modes()) or None,
+        torch.autograd.forward_ad._current_level,
         torch._C._functorch.peek_interpreter_stack() is None,
         torch._C._autograd._saved_tensors_hooks_is_enabled(),  # type: ignore[attr-defined]
         in_force(), named.get(), settings.changes, *_variables(),

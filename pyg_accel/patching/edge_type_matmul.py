@@ -84,11 +84,6 @@ class Products(DeferredOperand):
             return Products.of(result, self.pairs, self.edge_index)
         return type(result)(Products.of(t, self.pairs, self.edge_index) for t in result)
 
-    def as_sources(self, target: int, num_rows: int) -> Graph:
-        """Return the graph from pairs to the nodes in row ``target`` of edge_index."""
-        args = self.pairs, self.edge_index, target, num_rows
-        return perform(graph_of_pairs, *args, borrows=True)
-
 
 def multiply(x: Tensor, matrices: Matrices, edge_index: Tensor, row: int) -> Products:
     """Multiply the features of the nodes at one end of each edge by the matrix of the edge.
@@ -128,4 +123,5 @@ def with_pairs_as_sources(
         formula, lambda o: Operand("u" if o.index in stand_in else o.side, o.index)
     )
     rows = [t.rows if i in stand_in else t for i, t in enumerate(operands)]  # type: ignore[attr-defined]
-    return widest.as_sources(target, num_rows), formula, rows
+    args = widest.pairs, widest.edge_index, target, num_rows
+    return perform(graph_of_pairs, *args, borrows=True), formula, rows

@@ -36,6 +36,7 @@ from pyg_accel.patching.reasons import (
 )
 from pyg_accel.patching.relations import reduce_of, stacking_reasons
 from pyg_accel.runtime.machine import is_captured
+from pyg_accel.runtime.state import running
 
 __all__ = ["forward"]
 
@@ -65,7 +66,7 @@ class Parts(NamedTuple):
 
 def forward(original: Callable[..., Any], self: HeteroConv, *args: Any, **kwargs: Any) -> Any:
     """Stand in for ``HeteroConv.forward``; where this cannot, a relation is a call of its own."""
-    if torch_records() or len(args) != 2 or kwargs:
+    if torch_records() or len(args) != 2 or kwargs or running.wire is not None:
         return original(self, *args, **kwargs)
     xs, edges = args
     if not (isinstance(xs, dict) and isinstance(edges, dict)):

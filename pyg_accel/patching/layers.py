@@ -1,7 +1,6 @@
 """The hook around the forward of a layer: its programs, and stored results."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +12,6 @@ from torch_geometric.nn import MessagePassing
 
 from pyg_accel.graph.memo import copied, remembered
 from pyg_accel.patching import gate, recording
-from pyg_accel.patching.programs import Programs
 from pyg_accel.patching.reasons import is_active, torch_records, transform_reasons
 from pyg_accel.patching.self_loops import native
 from pyg_accel.record.recorder import perform
@@ -46,14 +44,25 @@ def hooked(self: MessagePassing, *args: Any, **kwargs: Any) -> Any:
     transformed = running.transformed.get(self)
     if transformed is None and not is_active(self):
         return forward_of(self, *args, **kwargs)
-    stock, running.stock = running.stock, False  # a layer inside of another one has its own graph
+    # A layer inside of another one has its own graph, and borrows what is derived of it.
+    outside, outer = running.stock, running.lent
+    running.stock, running.lent, refusal = False, [], None
     try:
-        return _remembering(self, transformed, args, kwargs)
+        if running.recorder is None:
+            out = recording.recorded(
+                self, "call", forward_of, forward_of, args, kwargs, transformed
+            )
+        else:
+            out = forward_of(self, *args, **kwargs)
     except recording.Refused as refused:
-        reason = str(refused)
+        refusal = str(refused)
     finally:
-        running.stock = stock
-    return untransformed(self, transformed, reason, args, kwargs)
+        lent, running.lent, running.stock = running.lent or [], outer, outside
+        if outer is not None:
+            outer += lent  # an outer layer borrows them, too
+    if refusal is not None:
+        return untransformed(self, transformed, refusal, args, kwargs)
+    return _left(self, out, lent) if lent else out
 
 
 def untransformed(
@@ -66,32 +75,8 @@ def untransformed(
     """Make a call without the transform of the model, and report the reason."""
     transformed.reasons[reason] = None
     call = gate.Call(type(self)._call_impl, self, args, kwargs)
-    with during(transformed={}, exchange=None):
+    with during(transformed={}):
         return gate.leave(call, [reason], counts=not is_active(self))  # else patch() counts it
-
-
-def _remembering(
-    self: MessagePassing,
-    transformed: Programs | None,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> Any:
-    """Make a call with the stored results of functions of its edge_index."""
-    exchange, outer, running.lent = running.exchange, running.lent, []
-    make = forward_of if exchange is None else partial(exchange.following, forward_of)
-    try:
-        if running.recorder is None:
-            out = recording.recorded(self, "call", make, forward_of, args, kwargs, transformed)
-        else:
-            out = forward_of(self, *args, **kwargs)
-    finally:
-        lent, running.lent = running.lent or [], outer
-        if outer is not None:
-            outer += lent  # an outer layer borrows them, too
-    if not lent:
-        return out
-    left = _left if exchange is None else partial(exchange.following, _left)
-    return left(self, out, lent)
 
 
 def forward_of(self: MessagePassing, *args: Any, **kwargs: Any) -> Any:
@@ -129,6 +114,6 @@ def _remembered(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 # After a graph break Dynamo would begin a graph in each of these functions.
-for _function in (layer, hooked, _remembering, forward_of, memoise, is_active, torch_records,
+for _function in (layer, hooked, forward_of, memoise, is_active, torch_records,
                   transform_reasons):  # fmt: skip
     skip_code(_function.__code__)

@@ -103,8 +103,7 @@ def is_written_whole(lazy: LazyTensor) -> bool:
     of_nodes = isinstance(lazy.formula, Operand) and lazy.formula.side != "e"
     if recorder is None or recorder.reason or of_nodes:
         return False
-    with torch._C.DisableTorchFunctionSubclass():
-        size, width = _FACTOR * lazy.numel() * lazy.dtype.itemsize, lazy.shape[1:].numel()
+    size, width = _FACTOR * lazy.numel() * lazy.dtype.itemsize, lazy.shape[1:].numel()
     if reasons_against(trace) or not fits_whole(size, trace.device):
         return False
     trace.network_bytes = max(trace.network_bytes, width * lazy.dtype.itemsize)
@@ -237,8 +236,7 @@ def reduce_in_blocks(
     sides = ["w" if trace.repeated[n] else trace.sides[n] for n in numbers]
     product = _product(formula, operands, reduces) is not None
     if not (product or torch.is_grad_enabled() or settings.always):
-        with torch._C.DisableTorchFunctionSubclass():
-            _decline_narrow_ends(trace, lazy.shape, lazy.dtype)
+        _decline_narrow_ends(trace, lazy.shape, lazy.dtype)
     read, operator = (Operand("u", 0), OUTER) if product else (None, NETWORK)
     computed = Computation(read, tuple(reduces), operator=operator)
     outs = _run(trace, formula, operands, tuple(reduces), num_rows, sides=sides, computed=computed)

@@ -3,7 +3,10 @@
 An accelerated function of PyG remains the same object: only its ``__code__`` changes, which passes
 the arguments to a hook, and :func:`uninstall` restores it. So functions can be pickled and
 compared, names that others replace meanwhile are not touched, and earlier imports of a function
-reach the hook as well. These functions are:
+reach the hook as well. No assignment to a module or class does that: modules import functions by
+name, and instances and subclasses hold rendered methods under other names. The code is compiled
+from text, as code with another closure than that of its function crashes Python where its frame is
+looked at. These functions are:
 
 * ``propagate`` and ``edge_updater``, which PyG renders for a subclass of MessagePassing with its
   first instance, and the method of MessagePassing that renders them, for later classes.

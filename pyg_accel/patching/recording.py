@@ -6,7 +6,7 @@ the first record if both agree in everything else.
 """
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -45,7 +45,7 @@ from pyg_accel.runtime.report import row_of
 from pyg_accel.runtime.state import during, running
 from pyg_accel.settings import settings
 
-__all__ = ["Attempt", "Refused", "attempt", "note", "recorded", "valid_programs", "verifies"]
+__all__ = ["Attempt", "Refused", "attempt", "note", "recorded", "verifies"]
 
 # The first methods of a call.
 _ENTRIES = {
@@ -207,8 +207,7 @@ def attempt(
         programs.of_class.reason = programs.of_class.reason or reason
         return reason
     try:
-        alike = next((p for p in (*valid_programs(programs, now), *matching(programs, now))
-                      if p.signature.is_like(signature)), None)  # fmt: skip
+        alike = next((p for p in matching(programs, now) if p.signature.is_like(signature)), None)
         tells = alike is not None and tells_apart(alike.guard.shared.reads.ran)
         if alike is not None:
             signature = Signature(args, kwargs, alike.signature, programs.drift)
@@ -263,11 +262,6 @@ def verifies() -> bool:
     return settings.verify and in_force() is None and not running.unconditional
 
 
-def valid_programs(programs: Programs, now: tuple[Any, ...]) -> Iterator[LayerProgram]:
-    """Return the programs of a layer for a context, with valid guards."""
-    return (p for p in programs.programs if p.context == now and p.guard.holds())
-
-
 def _structure(layer: Module) -> tuple[Any, ...]:
     """Return a key of layers that probably run the same code."""
     return tuple([
@@ -317,8 +311,11 @@ def _unrecordable(
     if reasons := hook_reasons(layer) or [r for m in hooked for r in hooks_in(m)]:
         return "; ".join(reasons)
     if name == "call":
-        others = any(not isinstance(mode, torch.device) for mode in modes(whole=True))
-        if others or torch._C._len_torch_dispatch_stack():
+        seen = modes(whole=not running.unconditional)  # halos are a part of transformed programs
+        if (
+            not all(isinstance(mode, torch.device) for mode in seen)
+            or torch._C._len_torch_dispatch_stack()
+        ):
             return "inside a mode of torch"
         if saved_tensors_are_hooked():
             return "saved-tensor hooks are active"

@@ -66,9 +66,7 @@ class Trace(Tracer):
                 out, computed = attended
                 waiting = Computation(score=computed.score)
                 self.formulas = [f for f in self.formulas if f != waiting] + [computed]
-                if lazy.later is IDENTITY and lazy.edge_dim == 0:
-                    return [out]
-                return [lazy.later.apply(out).movedim(0, lazy.edge_dim).contiguous()]
+                return _finished(lazy, [out])
         graph = self.graph_of(num_rows)
         with quiet():
             operands = self._expanded(numbers, num_rows)
@@ -80,9 +78,7 @@ class Trace(Tracer):
         self.formulas.append(
             Computation(formula, tuple(reduces), note=note, linear_bytes=self.linear_bytes)
         )
-        if lazy.later is not IDENTITY or lazy.edge_dim:
-            return [lazy.later.apply(out).movedim(0, lazy.edge_dim).contiguous() for out in outs]
-        return outs
+        return _finished(lazy, outs)
 
     def compute(self, lazy: LazyTensor) -> Tensor:
         """Materialise the tensor: [.., E, ..]."""
@@ -157,3 +153,10 @@ class Trace(Tracer):
         if source is None and self.size is not None:  # the message only reads values of edges
             source = self.size[1 - self.target]
         return self.graph(num_rows, num_rows if source is None else source)
+
+
+def _finished(lazy: LazyTensor, outs: list[Tensor]) -> list[Tensor]:
+    """Return reduced messages after the function that waits for them, targets where edges were."""
+    if lazy.later is IDENTITY and not lazy.edge_dim:
+        return outs
+    return [lazy.later.apply(out).movedim(0, lazy.edge_dim).contiguous() for out in outs]

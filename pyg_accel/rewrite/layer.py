@@ -9,8 +9,7 @@ from torch.nn import Module
 
 from pyg_accel.layers import MaxKGCNConv, MaxKGINConv, MaxKSAGEConv
 from pyg_accel.patching.context import context
-from pyg_accel.patching.programs import OfClass, Programs
-from pyg_accel.patching.recording import valid_programs
+from pyg_accel.patching.programs import OfClass, Programs, matching
 from pyg_accel.patching.sampling import in_force
 from pyg_accel.record.metadata import FACTS
 from pyg_accel.record.program import LayerProgram
@@ -34,6 +33,7 @@ class Reassociation(Programs):
 
     Attributes:
         options: of ``optimize()``.
+        wire: to the other processes; None in one process.
         decisions: the last decisions, the latest last.
         reasons: why calls ran the original layer.
         calls: the lines of code that called the layer during ``optimize()``.
@@ -41,10 +41,10 @@ class Reassociation(Programs):
 
     drift = DRIFT
 
-    def __init__(self, conv: Module, options: Options) -> None:
+    def __init__(self, conv: Module, options: Options, wire: Any = None) -> None:
         """Start without decisions."""
         super().__init__(conv, OfClass())
-        self.options = options
+        self.options, self.wire = options, wire
         self.decisions: list[Decision] = []
         self.reasons: dict[str, None] = {}
         self.calls: dict[str, None] = {}
@@ -54,7 +54,7 @@ class Reassociation(Programs):
         """Return the programs for a halo and static features, or for a halo and other features."""
         programs, static = self._of_halos.setdefault(halo, {}), _are_static(leaves)
         if static not in programs:
-            programs[static] = Reassociation(self.layer, self.options)
+            programs[static] = Reassociation(self.layer, self.options, halo.wire)
             programs[static].decisions, programs[static].reasons = self.decisions, self.reasons
         return programs[static]
 
@@ -62,8 +62,8 @@ class Reassociation(Programs):
         """Return why a call is not transformed; empty if it is."""
         if in_force() is not None and isinstance(self.layer, _MAXK):
             return "sampled() does not apply to layers with MaxK"
-        admits = running.exchange is not None and any(
-            program.admit(args, kwargs) for program in valid_programs(self, context())
+        admits = self.wire is not None and any(
+            program.admit(args, kwargs) for program in matching(self, context())
         )
         # A record needs the agreement of all ranks, and other ranks may not record this call.
         return "sizes of another kind" if admits else ""
@@ -72,19 +72,23 @@ class Reassociation(Programs):
         self, program: LayerProgram | None, kind: Any, leaves: list[Tensor]
     ) -> LayerProgram | None:
         """Return the program of a recorded call with its products in the fastest order."""
-        reason, exchange = self.of_class.reason if program is None else "", running.exchange
+        reason = self.of_class.reason if program is None else ""
         regions: list[Region] = []
         if program is not None:
             try:
                 regions = self._regions_of(program)
             except NotLifted as why:
                 reason = str(why)
-        if exchange is not None:
-            reason = exchange.agree(reason, "; ".join(str(region.expr) for region in regions))
+        if self.wire is not None:
+            products = "; ".join(str(region.expr) for region in regions)
+            every = self.wire.values((reason, products))
+            if len({text for _, text in every}) > 1:
+                every.append(("ranks read different products in it", ""))
+            reason = next(filter(None, (why for why, _ in every)), "")
         if program is not None and not reason:
             return self._reordered(program, leaves, regions, new_graphs=False)
         self.reasons[reason] = None
-        if exchange is not None:  # a single rank must not record again
+        if self.wire is not None:  # a single rank must not record again
             self.give_up(reason)
         elif program is not None:
             self.of_class.fail(kind, reason)
@@ -127,7 +131,7 @@ class Reassociation(Programs):
             graphs = {name: values[node] for name, node in region.graphs.items()}
             decided[region.root] = make_decision(
                 region, assumed, self.options, graphs, fresh=new_graphs,
-                slowest=None if running.exchange is None else running.exchange.slowest,
+                slowest=None if self.wire is None else self.wire.slowest,
             )  # fmt: skip
         # With several precisions, or under autocast, the dtype of the result may change.
         dtypes = {node.meta[FACTS].dtype for node in program.graph.nodes if FACTS in node.meta}
@@ -144,7 +148,7 @@ class Reassociation(Programs):
                 builder.replace(node, out)
         text = "; ".join(str(decision.choice.tree) for decision in decided.values())
         new = program.transformed(builder.finish(program.graph), text)
-        if running.exchange is None:
+        if self.wire is None:
             new.state.new_graphs = new_graphs
         self.decisions += decided.values()
         del self.decisions[:-MOST]
@@ -163,10 +167,7 @@ def _values_of(program: LayerProgram, nodes: set[fx.Node], leaves: Any) -> Any:
 
 
 def _is_static(tensor: Tensor) -> bool:
-    exchange = running.exchange
-    return any(tensor is t for t in running.static) or (
-        exchange is not None and exchange.stays(tensor)
-    )
+    return any(tensor is t for t in running.static)
 
 
 def _are_static(leaves: Any) -> bool:

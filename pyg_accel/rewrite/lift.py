@@ -107,8 +107,6 @@ class _Reading(Messages):
         self._bipartite = self._rows != self._cols
         self._num_rows, self._num_cols = facts_of(first).shape[0], self._num_sources()
         self._exchanges = [n for n in graph.nodes if called(n) == "exchanged"]
-        if not all(map(_has_registered_edges, self._exchanges)):
-            raise NotLifted("on several ranks, edges that it derives in each call")
         if self._exchanges:
             self._num_cols = facts_of(features_of(self._exchanges[0])).shape[0]
             self._bipartite = self._num_rows != self._num_cols
@@ -234,9 +232,6 @@ class _Reading(Messages):
         expr = self.expr_of(a, node)
         return None if expr is None else self._rows_scaled(b, expr, inverse=inverse)
 
-    def _negate(self, node: fx.Node, a: Any) -> Expr | None:
-        return self._multiply(node, a, -1.0)
-
     def _view(self, node: fx.Node, value: Any, *shape: Any) -> Expr | None:
         if not self._is_open(value):
             return None
@@ -325,21 +320,12 @@ def _sums(node: fx.Node) -> bool:
     )  # fmt: skip
 
 
-def _has_registered_edges(exchange: fx.Node) -> bool:
-    """Whether the edges of a halo are an argument, or come from a step that registers them."""
-    halo: Any = exchange.args[0]
-    edges = halo.args[0]
-    while called(edges) == "getitem":
-        edges = edges.args[0]
-    return edges.op == "placeholder" or called(edges) in ("_formula", "_derived")
-
-
 _MATMUL = partial(_Reading._linear, bias=None, transposed=False)
 _DIVIDE = partial(_Reading._multiply, inverse=True)
 _HANDLERS: dict[str, Callable[..., Expr | None]] = {
     "linear": _Reading._linear, "matmul": _MATMUL, "mm": _MATMUL, "__matmul__": _MATMUL,
     "add": _Reading._add, "__add__": _Reading._add, "__radd__": _Reading._add,
-    "sub": partial(_Reading._add, sign=-1.0), "neg": _Reading._negate,
+    "sub": partial(_Reading._add, sign=-1.0), "neg": partial(_Reading._multiply, b=-1.0),
     "mul": _Reading._multiply, "__rmul__": _Reading._multiply,
     "div": _DIVIDE, "__truediv__": _DIVIDE,
     "gspmm": _Reading._gspmm, "sampled_spmm": _Reading._sampled_spmm,

@@ -247,16 +247,7 @@ def _backward(node: Node, needs: Callable[[Tree | None], bool]) -> list[Primitiv
             return _forward(node) if needs(a[1]) else []
         case "select":  # a scatter of the gradient
             return [PrimitiveCall("elementwise", rows, "", cols)] if needs(a[0]) else []
-        case "scale_edges":
-            return [PrimitiveCall("scale_edges", rows, "", "1", heads, matrix_of(a[1]).name)]
-        case "map":
-            return _forward(node)
-        case "attend":
-            graph = matrix_of(a[0]).name
-            features = "1" if node.folds else a[1].cols  # type: ignore[union-attr]
-            return [PrimitiveCall("edge_softmax", rows, "", "1", heads, graph),
-                    PrimitiveCall("sddmm", rows, "", features, heads, graph)]  # fmt: skip
-    return []
+    return _forward(node)[::-1] if node.op in ("scale_edges", "map", "attend") else []
 
 
 def _gemm_gradients(

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from pyg_accel.runtime.module_state import as_it_was
+from pyg_accel.runtime.module_state import as_it_was, evaluating
 from pyg_accel.runtime.report import uncounted
 
 __all__ = ["differences", "evaluated"]
@@ -44,20 +44,13 @@ def evaluated(
     Returns:
         The tensors of the result; gradients of parameters and arguments, or None.
     """
-    modules = list(model.modules())
-    modes = [(module, module.training) for module in modules]
-    with as_it_was(modules), uncounted():
-        try:
-            model.eval()
-            torch.manual_seed(0)
-            with torch.set_grad_enabled(learning):
-                outs = _tensors(model(*args, **kwargs))
-            learned = [t for t in (*model.parameters(), *_tensors((args, kwargs)))
-                       if gradients and t.requires_grad]  # fmt: skip
-            return outs, _gradients([t for t in outs if t.requires_grad], learned)
-        finally:
-            for module, training in modes:
-                module.training = training
+    with as_it_was(model.modules()), uncounted(), evaluating(model):
+        torch.manual_seed(0)
+        with torch.set_grad_enabled(learning):
+            outs = _tensors(model(*args, **kwargs))
+        learned = [t for t in (*model.parameters(), *_tensors((args, kwargs)))
+                   if gradients and t.requires_grad]  # fmt: skip
+        return outs, _gradients([t for t in outs if t.requires_grad], learned)
 
 
 def _gradients(outs: list[Tensor], learned: list[Tensor]) -> list[Tensor | None]:

@@ -18,7 +18,9 @@ from torch.nn.parameter import is_lazy
 
 from pyg_accel.runtime.cache import version_of
 
-__all__ = ["PROGRAMS", "ModuleState", "as_it_was", "modules_in", "refill", "tensors_of"]
+__all__ = [
+    "PROGRAMS", "ModuleState", "as_it_was", "evaluating", "modules_in", "refill", "tensors_of",
+]  # fmt: skip
 
 PROGRAMS = "_pyg_accel_programs"  # attribute of layers and classes that is not part of their state
 _CONTAINERS = {dict, OrderedDict, defaultdict, list, set, deque}
@@ -113,6 +115,18 @@ def as_it_was(modules: Iterable[Module]) -> Iterator[ModuleState]:
             yield state
     finally:
         state.restore()
+
+
+@contextmanager
+def evaluating(model: Module) -> Iterator[None]:
+    """Set a model to evaluation mode in a ``with`` block, and its modules to their own after it."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
 
 
 def _is_lazy(module: Module) -> bool:

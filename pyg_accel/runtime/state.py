@@ -42,16 +42,12 @@ class CallState(threading.local):
         transformed: programs of the running optimized model, in place of programs of its layers;
             empty inside of such a layer. Set by optimized models; read by the gate.
         static: arguments of that model that are the same tensors in every call. Set by optimized
-            models; read by their layers.
-        exchange: fetches rows of other processes for the running layer (``Exchange``); None in one
-            process. Set by :mod:`.distributed.products`; read by layers of optimized models.
+            models, and for their layers in :mod:`.distributed`; read by these layers.
         forward_wire: of the distributed model during its forward pass (``Wire``). Set by the model.
         backward_wires: of the distributed model during its backward pass, when activation
             checkpointing runs parts of the model again; otherwise empty. Set by the model.
         halo_rows: tensors with halos that the running layer has exchanged; None outside of layers
             of a distributed model. Set and read by :mod:`.distributed`.
-        exchanged: whether the running layer exchanges halos before it calls propagate. Set and read
-            by :mod:`.distributed.entry`.
         scatter: replaces PyG's ``scatter`` in a norm, readout or formula: a function of reduce,
             values [rows, ...], index [rows] and the size. Set and read by :mod:`.distributed`.
         graphed: whether a call of :mod:`.cuda_graphs` runs, which includes nested calls. Set and
@@ -74,11 +70,9 @@ class CallState(threading.local):
     notes: Any = None
     transformed: Mapping[Module, Any] = MappingProxyType({})
     static: tuple[Any, ...] = ()
-    exchange: Any = None
     forward_wire: Any = None
     backward_wires: Sequence[Any] = ()
     halo_rows: dict[tuple[Any, ...], tuple[Tensor, Tensor]] | None = None
-    exchanged = False
     scatter: Callable[[str, Tensor, Tensor, Any], Tensor] | None = None
     graphed = False
     counted = True

@@ -120,11 +120,10 @@ def _with_ones(features: Tensor, idle: IdleRows) -> Tensor:
 
 def with_formula(lazy: LazyTensor, formula: Formula) -> LazyTensor:
     """Return a lazy tensor of the same shape with another formula."""
-    with torch._C.DisableTorchFunctionSubclass():
-        return LazyTensor(
-            lazy.tracer, formula, lazy.shape, lazy.edge_dim, lazy.dtype, None, lazy.later,
-            lazy.summed,
-        )  # fmt: skip
+    return LazyTensor(
+        lazy.tracer, formula, lazy.shape, lazy.edge_dim, lazy.dtype, None, lazy.later,
+        lazy.summed,
+    )  # fmt: skip
 
 
 def share(source: LazyTensor, result: Any) -> Any:
@@ -146,9 +145,8 @@ def need_formula(lazy: Any, *, later: bool = False, summed: bool = False) -> Laz
         raise Declined
     if not later and lazy.later is not IDENTITY:
         raise Declined
-    with torch._C.DisableTorchFunctionSubclass():
-        if not lazy.dtype.is_floating_point:
-            raise Declined
+    if not lazy.dtype.is_floating_point:
+        raise Declined
     return lazy
 
 

@@ -168,10 +168,9 @@ def _narrow_linear(lazy: LazyTensor, weight: Tensor, bias: Tensor | None) -> Ten
     most = MAX_MATERIALIZED_WIDTH if reasons_against(lazy.tracer) else FEW_DOTS
     if has_network(lazy) or weight.size(0) > most:
         raise Declined
-    with torch._C.DisableTorchFunctionSubclass():
-        alike = weight.dtype == lazy.dtype and not torch.is_autocast_enabled(lazy.device.type)
-        if lazy.dim() != 2 or lazy.size(1) <= MAX_MATERIALIZED_WIDTH or not alike:
-            raise Declined
+    alike = weight.dtype == lazy.dtype and not torch.is_autocast_enabled(lazy.device.type)
+    if lazy.dim() != 2 or lazy.size(1) <= MAX_MATERIALIZED_WIDTH or not alike:
+        raise Declined
     trace = lazy.tracer
     shape = torch.Size((trace.num_edges, *weight.shape))
     columns = trace.leaf("v", weight.unsqueeze(0), shape, 0, repeated=True)
@@ -207,16 +206,15 @@ def concatenate(tensors: list[Any]) -> LazyTensor:
         or any(t.later is not IDENTITY or t.summed for t in parts if isinstance(t, LazyTensor))
     ):
         raise Declined
-    with torch._C.DisableTorchFunctionSubclass():
-        if any(t.shape[:-1] != lead.shape[:-1] for t in parts):
-            raise Unrecognised("a concatenation of shapes that do not fit", permanent=False)
-        dtypes = {t.dtype for t in parts}
-        cast = torch.is_autocast_enabled(lead.device.type) and dtypes <= _AUTOCAST
-        if len(dtypes) > 1 and not cast:  # the result would have the widest dtype
-            raise Declined
-        shape = [*lead.shape[:-1], sum(t.shape[-1] for t in parts)]
-        dtype = reduce(torch.promote_types, dtypes)
-        return LazyTensor(lead.tracer, Const(0.0), shape, 0, dtype, tuple(parts))
+    if any(t.shape[:-1] != lead.shape[:-1] for t in parts):
+        raise Unrecognised("a concatenation of shapes that do not fit", permanent=False)
+    dtypes = {t.dtype for t in parts}
+    cast = torch.is_autocast_enabled(lead.device.type) and dtypes <= _AUTOCAST
+    if len(dtypes) > 1 and not cast:  # the result would have the widest dtype
+        raise Declined
+    shape = [*lead.shape[:-1], sum(t.shape[-1] for t in parts)]
+    dtype = reduce(torch.promote_types, dtypes)
+    return LazyTensor(lead.tracer, Const(0.0), shape, 0, dtype, tuple(parts))
 
 
 @rule("stack")
@@ -249,8 +247,7 @@ def _stack(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
     formula = map_operands(lead.formula, lambda o: Operand(o.side, next(place)))
     full = [*shape]
     full.insert(dim % full_rank, len(tensors))
-    with torch._C.DisableTorchFunctionSubclass():
-        return LazyTensor(trace, formula, full, 0, lead.dtype)
+    return LazyTensor(trace, formula, full, 0, lead.dtype)
 
 
 @rule("sum")
@@ -279,7 +276,6 @@ def _sum(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
         formula = Sum(folded.formula)
         return LazyTensor(lazy.tracer, formula, shape[:-1], 0, lazy.dtype, summed=True)
     place %= rank
-    with torch._C.DisableTorchFunctionSubclass():
-        shape = lazy.shape[:place] + (1,) * keepdim + lazy.shape[place + 1 :]
-        later = PostReduce(lambda t: t.sum(place, keepdim=keepdim), ("sum", "mean"))
-        return LazyTensor(lazy.tracer, lazy.formula, shape, 0, lazy.dtype, None, later)
+    shape = lazy.shape[:place] + (1,) * keepdim + lazy.shape[place + 1 :]
+    later = PostReduce(lambda t: t.sum(place, keepdim=keepdim), ("sum", "mean"))
+    return LazyTensor(lazy.tracer, lazy.formula, shape, 0, lazy.dtype, None, later)

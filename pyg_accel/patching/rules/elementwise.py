@@ -33,9 +33,8 @@ def assign(target: LazyTensor, result: Any) -> LazyTensor:
         raise Unrecognised("an in-place change of an edge tensor that has views")
     if plain_shape(result) != plain_shape(target):
         raise Unrecognised("an in-place change of the shape of an edge tensor")
-    with torch._C.DisableTorchFunctionSubclass():
-        if result.dtype != target.dtype:
-            raise Unrecognised("an in-place change by a tensor of another dtype")
+    if result.dtype != target.dtype:
+        raise Unrecognised("an in-place change by a tensor of another dtype")
     target.formula, target.parts, target.summed = result.formula, result.parts, result.summed
     return target
 
@@ -131,8 +130,7 @@ def _where(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
     if condition.dtype is not torch.bool:
         raise Declined
     lead = need_formula(args[1] if isinstance(args[1], LazyTensor) else args[2], summed=True)
-    with torch._C.DisableTorchFunctionSubclass():
-        dtype = lead.dtype
+    dtype = lead.dtype
     sides: list[Tensor] = []
     for chosen, value in ((condition, args[1]), (~condition, args[2])):
         if isinstance(value, LazyTensor):
@@ -176,11 +174,10 @@ def _combine(op: str, left: Any, right: Any) -> LazyTensor:
     if summed:
         a, b = (_beside_sums(t, shape) for t in (a, b))
     formula = Binary(op, _formula(a), _formula(b))
-    with torch._C.DisableTorchFunctionSubclass():
-        dtypes = [t.dtype for t in (a, b) if isinstance(t, LazyTensor)]
-        zero_dim = [t.dim() == 0 for t in (left, right) if isinstance(t, Tensor)]
-        if len(dtypes) == 2 and any(zero_dim):  # a 0-dim tensor does not widen the result
-            dtypes = [lead.dtype]
+    dtypes = [t.dtype for t in (a, b) if isinstance(t, LazyTensor)]
+    zero_dim = [t.dim() == 0 for t in (left, right) if isinstance(t, Tensor)]
+    if len(dtypes) == 2 and any(zero_dim):  # a 0-dim tensor does not widen the result
+        dtypes = [lead.dtype]
     dtype = dtypes[0] if len(dtypes) == 1 else torch.promote_types(*dtypes)
     return LazyTensor(trace, formula, shape, edge_dim, dtype, summed=summed)
 
@@ -215,8 +212,7 @@ def _as_lazy(trace: Tracer, value: Any, lead: LazyTensor) -> "LazyTensor | float
     if not isinstance(value, Tensor) or value.is_complex():
         raise Declined
     if not value.is_floating_point():  # as torch does: the features have the dtype of the result
-        with torch._C.DisableTorchFunctionSubclass():
-            value = value.to(lead.dtype)
+        value = value.to(lead.dtype)
     from_right = len(plain_shape(lead)) - lead.edge_dim
     place = value.dim() - from_right
     if place >= 0 and value.size(place) == trace.num_edges:  # one row per edge
@@ -231,14 +227,6 @@ def _as_lazy(trace: Tracer, value: Any, lead: LazyTensor) -> "LazyTensor | float
     shape[place] = trace.num_edges
     rows_first = value.movedim(place, 0) if place else value
     return trace.leaf("v", rows_first, shape, place, repeated=True)
-
-
-def _node_value(value: "LazyTensor | float") -> Any:
-    """The operand of a lazy tensor that is a single one; numbers are returned as they are."""
-    if not isinstance(value, LazyTensor):
-        return value
-    assert isinstance(value.formula, Operand)
-    return value.tracer.operands[value.formula.index]
 
 
 def _combine_on_nodes(
@@ -265,7 +253,7 @@ def _combine_on_nodes(
     ranks = {trace.operands[o.index].dim() for o in operands}
     if len(ranks) > 1:
         return None
-    left, right = (_node_value(t) for t in (a, b))
+    left, right = (first_operand(t) if isinstance(t, LazyTensor) else t for t in (a, b))
     with torch._C.DisableTorchFunctionSubclass():
         result = FUNCTIONS[op].torch(left, right)
     side = sides.pop() if sides else "v"

@@ -54,13 +54,12 @@ def _product(lazy: Any, matrices: Any) -> LazyTensor:
     operand, x, weight = lazy.formula, first_operand(lazy), matrices.weight
     assert isinstance(operand, Operand)
     trace = lazy.tracer
-    with torch._C.DisableTorchFunctionSubclass():
-        blocks = weight.unsqueeze(1) if weight.dim() == 3 else weight
-        alike = x.dtype == weight.dtype and not torch.is_autocast_enabled(x.device.type)
-        if operand.side == "e" or trace.repeated[operand.index] or not alike:
-            raise Declined
-        if x.dim() != weight.dim() or x.size(1) != 1 or x.shape[-2:] != blocks.shape[1:3]:
-            raise Declined
+    blocks = weight.unsqueeze(1) if weight.dim() == 3 else weight
+    alike = x.dtype == weight.dtype and not torch.is_autocast_enabled(x.device.type)
+    if operand.side == "e" or trace.repeated[operand.index] or not alike:
+        raise Declined
+    if x.dim() != weight.dim() or x.size(1) != 1 or x.shape[-2:] != blocks.shape[1:3]:
+        raise Declined
     with quiet():
         chosen = Matrices.of(blocks, matrices.edge_type)
         rows = x.reshape(x.size(0), *x.shape[-2:])

@@ -149,8 +149,7 @@ def _like(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
             return type(value)(map(change, value))
         if not isinstance(value, Tensor):
             return value
-        with torch._C.DisableTorchFunctionSubclass():
-            return torch.empty(plain_shape(value), dtype=value.dtype, device="meta")
+        return torch.empty(plain_shape(value), dtype=value.dtype, device="meta")
 
     with torch._C.DisableTorchFunction(), torch.no_grad():
         try:
@@ -187,10 +186,7 @@ def _works_by_row(name: str, args: Args, kwargs: Kwargs, lead: LazyTensor) -> bo
         normalized = args[1] if len(args) > 1 else kwargs.get("normalized_shape", ())
         return len(normalized) < rank
     if name == "batch_norm":
-        params = dict(
-            zip(("input", "mean", "var", "weight", "bias", "training"), args, strict=False)
-        )
-        training = params.get("training", kwargs.get("training", False))
+        training = args[5] if len(args) > 5 else kwargs.get("training", False)
         return rank > 1 and not training
     if name in ("prelu", "group_norm"):
         return rank > 1
@@ -203,11 +199,8 @@ def _works_by_row(name: str, args: Args, kwargs: Kwargs, lead: LazyTensor) -> bo
         return False
     if name in _ALONG:
         place = _ALONG[name]
-        dims = (
-            args[place]
-            if len(args) > place
-            else kwargs.get("dim", 1 if name == "normalize" else None)
-        )
+        unnamed = 1 if name == "normalize" else None
+        dims = args[place] if len(args) > place else kwargs.get("dim", unnamed)
         dims = dims if isinstance(dims, (list, tuple)) else (dims,)
         return all(isinstance(dim, int) and dim % rank != 0 for dim in dims) and bool(dims)
     if name in _PICKS:
@@ -285,9 +278,8 @@ def product(left: Any, right: Any) -> LazyTensor:
     weight = params["weight"].meta["tensor"]
     if weight.size(0) != of_matrix[1] * of_matrix[2]:
         raise Declined
-    with torch._C.DisableTorchFunctionSubclass():
-        if left.dtype != weight.dtype:
-            raise Declined
+    if left.dtype != weight.dtype:
+        raise Declined
     trace = left.tracer
     x = calls(trace, torch.reshape, node_of(trace, left), (-1, shape[2]))
     out = calls(trace, edge_product, x, params["input"], params["weight"], params.get("bias"))

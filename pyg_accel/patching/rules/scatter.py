@@ -20,11 +20,10 @@ __all__ = ["reduce_over_targets"]
 @rule("new_zeros", "new_ones", "new_full", "new_empty", "zeros_like", "ones_like", "full_like")
 def _new(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
     lazy = args[0]
-    with torch._C.DisableTorchFunctionSubclass():
-        like = torch.empty((), dtype=lazy.dtype, device=lazy.device)
-        if name_of(func).endswith("_like"):
-            like = like.expand(lazy.shape)
-        return func(like, *args[1:], **kwargs)
+    like = torch.empty((), dtype=lazy.dtype, device=lazy.device)
+    if name_of(func).endswith("_like"):
+        like = like.expand(lazy.shape)
+    return func(like, *args[1:], **kwargs)
 
 
 def reduce_over_targets(lazy: LazyTensor, reduces: list[str], num_rows: int | None) -> list[Tensor]:
@@ -37,8 +36,7 @@ def _need_message(lazy: LazyTensor) -> LazyTensor:
         out = lazy.tracer.compute(lazy)
         return lazy.tracer.leaf("e", out, out.shape, 0)
     if lazy.parts is not None and not reasons_against(lazy.tracer):
-        with torch._C.DisableTorchFunctionSubclass():
-            shape, dtype = lazy.shape, lazy.dtype
+        shape, dtype = lazy.shape, lazy.dtype
         return leaf(lazy.tracer, node_of(lazy.tracer, lazy), shape, dtype)
     try:
         return need_formula(lazy, later=True)
@@ -63,9 +61,8 @@ def _scattered(args: Args, names: tuple[str, ...], kwargs: Kwargs) -> dict[str, 
         raise Declined
     if out.dim() != len(shape) or (*out.shape[:place], *out.shape[place + 1 :]) != trailing:
         raise Declined
-    with torch._C.DisableTorchFunctionSubclass():
-        if out.dtype != lazy.dtype:
-            raise Declined
+    if out.dtype != lazy.dtype:
+        raise Declined
     return params
 
 

@@ -45,11 +45,11 @@ def _detach(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
 @rule("to", "type_as", "float", "double", "half", "bfloat16")
 def _convert(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
     lazy = need_formula(args[0], summed=True)
-    with torch._C.DisableTorchFunctionSubclass():
-        like = torch.empty((), dtype=lazy.dtype, device=lazy.device)
+    like = torch.empty((), dtype=lazy.dtype, device=lazy.device)
+    with torch._C.DisableTorchFunctionSubclass():  # it may take a message
         result = func(like, *args[1:], **kwargs)
-        if result.dtype != like.dtype or result.device != like.device:
-            return hoist(func, lazy, args[1:], kwargs)
+    if result.dtype != like.dtype or result.device != like.device:
+        return hoist(func, lazy, args[1:], kwargs)
     return lazy
 
 
@@ -70,20 +70,19 @@ def _reshape(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
     lazy = need_formula(args[0], later=True)
     if lazy.edge_dim != 0 or any(isinstance(a, torch.dtype) for a in (*args, *kwargs.values())):
         raise Declined
-    with torch._C.DisableTorchFunctionSubclass():
-        old = tuple(lazy.shape)
-        args = tuple(a.shape if isinstance(a, Tensor) else a for a in args[1:])
-        name = {"view_as": "view", "reshape_as": "reshape"}.get(name_of(func), name_of(func))
-        new = getattr(torch.empty(old, device="meta"), name)(*args, **kwargs).shape
-        if len(new) == 0 or new[0] != old[0]:
-            raise Declined
-        try:
-            result = map_operands_of(
-                need_formula(lazy), lambda t: _reshape_rows(t, old[1:], tuple(new[1:])), new
-            )
-        except Declined:  # merged dimensions broadcast: reshape after the reduction
-            later = lazy.later.then(PostReduce(lambda t: t.reshape(t.size(0), *new[1:])))
-            result = LazyTensor(lazy.tracer, lazy.formula, new, 0, lazy.dtype, None, later)
+    old = tuple(lazy.shape)
+    args = tuple(a.shape if isinstance(a, Tensor) else a for a in args[1:])
+    name = {"view_as": "view", "reshape_as": "reshape"}.get(name_of(func), name_of(func))
+    new = getattr(torch.empty(old, device="meta"), name)(*args, **kwargs).shape
+    if len(new) == 0 or new[0] != old[0]:
+        raise Declined
+    try:
+        result = map_operands_of(
+            need_formula(lazy), lambda t: _reshape_rows(t, old[1:], tuple(new[1:])), new
+        )
+    except Declined:  # merged dimensions broadcast: reshape after the reduction
+        later = lazy.later.then(PostReduce(lambda t: t.reshape(t.size(0), *new[1:])))
+        result = LazyTensor(lazy.tracer, lazy.formula, new, 0, lazy.dtype, None, later)
     return share(lazy, result)
 
 
@@ -150,9 +149,8 @@ def _pick_part(
 ) -> Tensor:
     index = args[0] if name_of(func) == "__getitem__" and args else None
     taken = index if isinstance(index, tuple) else (index,)
-    with torch._C.DisableTorchFunctionSubclass():
-        if index is None or Ellipsis in taken or len(taken) >= part.dim():
-            raise Declined  # it might reach into the concatenated dimension
+    if index is None or Ellipsis in taken or len(taken) >= part.dim():
+        raise Declined  # it might reach into the concatenated dimension
     if isinstance(part, LazyTensor):
         result: Tensor = hoist(func, part, args, kwargs)
         return result
