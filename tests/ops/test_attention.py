@@ -29,6 +29,8 @@ FORMS = {
     "quotient": ("div(u0,exp(v1))", "div(u2,exp(v1))", "u.H v.H u.HF"),
     "wide-values": ("sum(mul(v0,u1))", "u2", "v.HF u.HF u.HW"),
     "narrow-values": ("sum(mul(v0,u1))", "u2", "v.HF u.HF u.H"),
+    "softmax-aggregation": ("add(relu(u0),e1)", "add(relu(u0),e1)", "u.H e.H"),
+    "scores-in-values": ("u0", "mul(u0,u1)", "u.H u.HF"),
 }  # fmt: skip
 
 

@@ -115,7 +115,9 @@ class _Builder:
         self.sides = {o.index: SIDES.index(o.side) for f in everything for o in operands_of(f)}
         self.wide_sums: list[Formula] = []
         self.results: list[Formula] = []
-        self.scores = -1 if score is None else self.number(self.pulled(score))
+        self.scores = -1
+        if score is not None:
+            self.scores = self.number(self.pulled(score))
         # Rows that a sum over the width has read are in the cache for the terms of sums.
         self.has_sums = any(map(has_sum, everything))
         results = list(zip(formulas, reduces, strict=True))
@@ -161,10 +163,12 @@ class _Builder:
 
     def number(self, formula: Formula) -> int:
         """Return the index of the number that a formula computes."""
-        if formula not in self.results:
-            self.results.append(formula)
-            _limit(self.results, MAX_RESULTS, "numbers per edge")
-        return FIRST_RESULT + self.results.index(formula)
+        for number, other in enumerate(self.results, FIRST_RESULT):
+            if other == formula and number != self.scores:  # the softmax replaces the scores
+                return number
+        self.results.append(formula)
+        _limit(self.results, MAX_RESULTS, "numbers per edge")
+        return FIRST_RESULT + len(self.results) - 1
 
     def pulled(self, formula: Formula) -> Formula:
         """Return a formula of width 1 with its sums replaced by the results of the first stage."""
