@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from pyg_accel.formula import Binary, Const, Operand, children, operands_of
+from pyg_accel.formula import Binary, Const, Operand, children, has_sum, operands_of
 from pyg_accel.formula.computation import NETWORK, OUTER, Computation
 from pyg_accel.runtime.machine import Device
 from pyg_accel.runtime.tuned import device_of_kind, tuned, tuning_file
@@ -145,7 +145,7 @@ def work_of(computed: Iterable[Computation], derived: int = 0) -> Work:
             functions, tensors = functions + _NETWORK, _OF_NETWORK
             generated += _KERNELS * (not each.linear_bytes)
             row_bytes = max(row_bytes, each.linear_bytes)
-        elif softmax and reads_edges:
+        elif softmax and reads_edges and not _has_score_per_feature(each):
             tensors, blocks = _FEW, True
         attention |= softmax
     functions += derived * (_LOOPS if attention else _NORMALISATION)
@@ -157,6 +157,12 @@ def relational_work(computed: Computation, stacks: int) -> Work:
     """Return the work of one layer per relation, with the relations in a number of stacks."""
     overhead = _TARGET * stacks + _RELATION * (computed.relations or 1)
     return work_of([computed])._replace(stacks=stacks, overhead=overhead)
+
+
+def _has_score_per_feature(computed: Computation) -> bool:
+    """Whether values are features of edges and the scores no sums of them: PyG normalises E x F."""
+    reads_edges = any(o.side == "e" for o in operands_of(computed.formula or Const(1.0)))
+    return reads_edges and not has_sum(computed.score or Const(1.0))
 
 
 def _is_plain(computed: Computation) -> bool:
