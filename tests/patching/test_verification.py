@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch_geometric.nn import GCN, PNAConv, SAGEConv, SimpleConv
+from torch_geometric.nn import GCN, HeteroConv, PNAConv, RGCNConv, SAGEConv, SimpleConv
 
 import pyg_accel
 from pyg_accel.backends import get_backend
@@ -33,9 +33,9 @@ def edge_index() -> Tensor:
 
 @pytest.fixture
 def off_by(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Make every result of the kernels wrong by a factor."""
+    """Make results of the kernels wrong by a factor, on graphs of more rows than `above`."""
 
-    def change(factor: float) -> None:
+    def change(factor: float, above: int = 0) -> None:
         kernels = get_backend("cpu").kernels
         gspmm = kernels["gspmm"]
 
@@ -44,6 +44,8 @@ def off_by(monkeypatch: pytest.MonkeyPatch) -> Any:
 
             def on(csr: Any) -> Launch:
                 launch = right(csr)
+                if len(csr.rowptr) - 1 <= above:
+                    return launch
                 return Launch(lambda given: [t * factor for t in launch(given)], listed=True)
 
             return on
@@ -172,3 +174,25 @@ def test_a_program_that_goes_on_with_an_old_value_is_found(x, edge_index, monkey
         layer.scale = 3.0
         with pytest.raises(VerificationError, match="Scaled"):
             layer(x, edge_index)
+
+
+EDGE_TYPES = [("a", f"to {i}", "a") for i in range(3)]
+OF_RELATIONS = {
+    "RGCNConv": lambda x, edges: (RGCNConv(6, 4, 3), (x, edges, torch.arange(E) % 3)),
+    "HeteroConv": lambda x, edges: (
+        HeteroConv({kind: SAGEConv(6, 4) for kind in EDGE_TYPES}),
+        ({"a": x}, dict.fromkeys(EDGE_TYPES, edges)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OF_RELATIONS)
+def test_a_wrong_result_of_stacked_relations_is_found(name, x, edge_index, off_by, report_of):
+    layer, args = OF_RELATIONS[name](x, edge_index)
+    settings.verify = True
+    with pyg_accel.patched():
+        layer(*args)
+        assert "mean_j u0, 3 relations" in {row.formula for row in report_of()}
+        off_by(1.5, above=N)  # not of the layer of a relation, whose calls are verified too
+        with pytest.raises(VerificationError, match=name):
+            layer(*args)
