@@ -34,7 +34,8 @@ if not torch.cuda.is_available():  # decorators of Triton kernels read it when t
 
 import pyg_accel
 from pyg_accel import Graph
-from pyg_accel.backends import backends, dispatch, registry
+from pyg_accel.backends import backends, dispatch, get_backend, registry
+from pyg_accel.backends.base import Launch
 from pyg_accel.graph import derived
 from pyg_accel.patching import api, overrides, reasons
 from pyg_accel.patching.dynamo_guards import Look
@@ -212,6 +213,31 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for owner, name in ((torch, "empty"), (torch, "empty_like"), (Tensor, "new_empty")):
         monkeypatch.setattr(owner, name, poison(getattr(owner, name)))
+
+
+@pytest.fixture
+def off_by(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Make results of the kernels wrong by a factor, on graphs of more rows than `above`."""
+
+    def change(factor: float, above: int = 0) -> None:
+        kernels = get_backend("cpu").kernels
+        gspmm = kernels["gspmm"]
+
+        def wrong(*args: Any, **kwargs: Any) -> Any:
+            right = gspmm.bind(*args, **kwargs)
+
+            def on(csr: Any) -> Launch:
+                launch = right(csr)
+                if len(csr.rowptr) - 1 <= above:
+                    return launch
+                return Launch(lambda given: [t * factor for t in launch(given)], listed=True)
+
+            return on
+
+        monkeypatch.setitem(kernels, "gspmm", replace(gspmm, bind=wrong))
+        dispatch.forget_decisions()
+
+    return change
 
 
 @pytest.fixture
