@@ -219,22 +219,26 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
 def off_by(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Make results of the kernels wrong by a factor, on graphs of more rows than `above`."""
 
-    def change(factor: float, above: int = 0) -> None:
+    def change(factor: float, above: int = 0, kernel: str = "gspmm") -> None:
         kernels = get_backend("cpu").kernels
-        gspmm = kernels["gspmm"]
+        right = kernels[kernel]
 
-        def wrong(*args: Any, **kwargs: Any) -> Any:
-            right = gspmm.bind(*args, **kwargs)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            return right.run(*args, **kwargs) * factor
+
+        def bind(*args: Any, **kwargs: Any) -> Any:
+            bound = right.bind(*args, **kwargs)
 
             def on(csr: Any) -> Launch:
-                launch = right(csr)
+                launch = bound(csr)
                 if len(csr.rowptr) - 1 <= above:
                     return launch
                 return Launch(lambda given: [t * factor for t in launch(given)], listed=True)
 
             return on
 
-        monkeypatch.setitem(kernels, "gspmm", replace(gspmm, bind=wrong))
+        wrong = {"run": run} if right.bind is None else {"bind": bind}
+        monkeypatch.setitem(kernels, kernel, replace(right, **wrong))
         dispatch.forget_decisions()
 
     return change
