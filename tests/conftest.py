@@ -34,7 +34,8 @@ if not torch.cuda.is_available():  # decorators of Triton kernels read it when t
 
 import pyg_accel
 from pyg_accel import Graph
-from pyg_accel.backends import backends, dispatch, registry
+from pyg_accel.backends import backends, dispatch, get_backend, registry
+from pyg_accel.backends.base import Launch
 from pyg_accel.graph import derived
 from pyg_accel.patching import api, overrides, reasons
 from pyg_accel.patching.dynamo_guards import Look
@@ -212,6 +213,35 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for owner, name in ((torch, "empty"), (torch, "empty_like"), (Tensor, "new_empty")):
         monkeypatch.setattr(owner, name, poison(getattr(owner, name)))
+
+
+@pytest.fixture
+def off_by(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Make results of the kernels wrong by a factor, on graphs of more rows than `above`."""
+
+    def change(factor: float, above: int = 0, kernel: str = "gspmm") -> None:
+        kernels = get_backend("cpu").kernels
+        right = kernels[kernel]
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            return right.run(*args, **kwargs) * factor
+
+        def bind(*args: Any, **kwargs: Any) -> Any:
+            bound = right.bind(*args, **kwargs)
+
+            def on(csr: Any) -> Launch:
+                launch = bound(csr)
+                if len(csr.rowptr) - 1 <= above:
+                    return launch
+                return Launch(lambda given: [t * factor for t in launch(given)], listed=True)
+
+            return on
+
+        wrong = {"run": run} if right.bind is None else {"bind": bind}
+        monkeypatch.setitem(kernels, kernel, replace(right, **wrong))
+        dispatch.forget_decisions()
+
+    return change
 
 
 @pytest.fixture

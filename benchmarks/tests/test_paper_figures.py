@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch_geometric.utils import subgraph
 
-from benchmarks.papers import tables
+from benchmarks.papers import figures, tables
 from benchmarks.papers.dgl_x86 import binary_reduce, operand_pairs, primitives
 from benchmarks.papers.es_spmm import models
 from benchmarks.papers.maxk_gnn import training
 from benchmarks.papers.sensei import orders, samples, shares
-from benchmarks.tools import frames, graphs, plot, results
+from benchmarks.tools import frames, graphs, results
 from benchmarks.tools.graphs import community_task
 from pyg_accel.settings import settings
 
@@ -82,7 +82,7 @@ def test_samples_are_timed_once_and_whatever_the_choice(tmp_path):
     before = file.read_text()
     samples.main(asked)
     assert file.read_text() == before
-    assert plot.draw_samples(frame).axes
+    assert figures.draw_samples(frame).axes
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_shares_are_measured_of_each_layer_and_model_once(monkeypatch, tmp_path)
     assert any(line.startswith("| rmat-2.7k | GAT | training |") for line in lines)
     shares.main(asked)
     assert file.read_text() == before
-    assert plot.draw_shares(frame).axes
+    assert figures.draw_shares(frame).axes
 
 
 @pytest.fixture
@@ -255,7 +255,7 @@ def test_orders_are_held_against_that_of_dgl_by_size():
     ])  # fmt: skip
     (row,) = frames.order_by_size(frame).to_dict("records")
     assert row == pytest.approx({"ours": 2.0, "PyG's order": 1.0})
-    assert plot.draw_sizes(frame).axes
+    assert figures.draw_sizes(frame).axes
 
 
 def test_one_mean_and_deviation_a_k_is_drawn():
@@ -264,7 +264,7 @@ def test_one_mean_and_deviation_a_k_is_drawn():
         for name, ks in {"Cora": (None, 2, 4), "CiteSeer": (None, 2)}.items()
         for k in ks for seed in range(2)
     ])  # fmt: skip
-    (axis,) = plot.draw_accuracy(frame).axes
+    (axis,) = figures.draw_accuracy(frame).axes
     assert axis.get_title() == "Cora, SAGE"
 
 
@@ -276,7 +276,7 @@ def test_speed_by_k_is_over_relu_on_torchs_matrix():
          "k": float(case.removeprefix("MaxK ")) if case.startswith("MaxK") else None}
         for shape, factor in {"paper": 1, "PyG": 3}.items() for case, ms in times.items()
     ])  # fmt: skip
-    (axis,) = plot.draw_speed(frame).axes
+    (axis,) = figures.draw_speed(frame).axes
     lines = {line.get_label(): list(line.get_ydata()) for line in axis.lines}
     assert lines["MaxK"] == [4.0, 2.0]
     assert lines["ReLU, no edges"] == [8.0, 8.0] and lines["ReLU, patched"] == [2.0, 2.0]

@@ -9,7 +9,7 @@ import numpy
 import pytest
 
 from benchmarks.papers import common, tables
-from benchmarks.tools import datasets, plot, results, timing
+from benchmarks.tools import datasets, panels, plot, results, timing
 from benchmarks.tools import tables as pages
 
 # How many figures and tables each paper has.
@@ -109,7 +109,7 @@ def test_a_page_is_filled_between_its_comments():
 def test_every_picture_is_drawn(name):
     figure = plot.FIGURES[name](results.read(name))
     assert figure.axes
-    plot.plt.close(figure)
+    panels.plt.close(figure)
 
 
 def test_twitch_has_both_directions_and_no_split_for_unknown_classes(tmp_path: Path):

@@ -4,30 +4,24 @@ import gc
 import inspect
 import linecache
 import weakref
-from collections.abc import Sequence
-from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from pyg_accel import Graph, ops, use_backend
 from pyg_accel.backends import OpSpec, choose, get_backend
-from pyg_accel.backends.dispatch import forget_decisions
-from pyg_accel.formula import Binary, Const, Operand, Sum, Unary, operands_of, parse
+from pyg_accel.formula import Binary, Const, Operand, Sum, Unary, parse
 from pyg_accel.runtime.machine import Gpu
+from tests.backends.interpreted import BACKEND, INTERPRETED, REASONS, make_graph, same_on_both
 
-BACKEND = get_backend("triton")
-REASONS = BACKEND.unavailable_reasons()
-pytestmark = [
-    pytest.mark.skipif(bool(REASONS), reason="; ".join(REASONS)),
-    pytest.mark.skipif(torch.cuda.is_available(), reason="kernels run on the GPU, not interpreted"),
-]
+pytestmark = INTERPRETED
 if not REASONS:
     import triton
     import triton.language as tl
 
     from pyg_accel.backends import schedule
-    from pyg_accel.backends.triton import attention, launch, padding, plan, rows, sampled
+    from pyg_accel.backends.triton import launch, plan
     from pyg_accel.backends.triton.expression import keeps_zero, per_target
     from pyg_accel.backends.triton.launch import Tile, choose_tile
 
@@ -44,13 +38,6 @@ def spec(**facts: object) -> OpSpec:
               "num_rows": 10, "num_cols": 10, "num_edges": 50, "heads": 1, "width": 8,
               "formula": "u0", "reduces": ("sum",)}  # fmt: skip
     return OpSpec(**{**common, **facts})
-
-
-def make_graph(degrees: Sequence[int], num_cols: int = 13) -> Graph:
-    rowptr = torch.tensor([0, *degrees]).cumsum(0)
-    generator = torch.Generator().manual_seed(0)
-    col = torch.randint(num_cols, (int(rowptr[-1]),), generator=generator)
-    return Graph.from_csr(rowptr.int(), col.int(), num_cols=num_cols)
 
 
 def test_interpreted_kernels_are_for_those_who_ask():
@@ -97,13 +84,13 @@ def test_every_tile_gives_the_same_results_and_gradients(tile, reduce):
     graph = make_graph([0, 1, 5, 6, 7, 0, 2])
     x = torch.randn(13, 2, 9, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(graph.num_edges, 2, 1, dtype=torch.float64, requires_grad=True)
-    answers = []
-    for backend in ("triton", "reference"):
-        with use_backend(backend):
-            out = ops.gspmm(graph, "mul(u0,e1)", [x, weight], reduce=reduce)
-            grads = torch.autograd.grad(out.pow(2).sum(), [x, weight])
-            answers.append((out, *grads))
-    torch.testing.assert_close(*answers)
+
+    def run() -> Any:
+        out = ops.gspmm(graph, "mul(u0,e1)", [x, weight], reduce=reduce)
+        grads = torch.autograd.grad(out.pow(2).sum(), [x, weight])
+        return (out, *grads)
+
+    same_on_both(run)
 
 
 @pytest.mark.one_of(11)
@@ -112,12 +99,12 @@ def test_every_tile_gives_the_same_dots(tile, heads, width):
     graph = make_graph([0, 1, 5, 6, 7, 0, 2])
     x = torch.randn(13, heads, width, dtype=torch.float64, requires_grad=True)
     y = torch.randn(7, heads, width, dtype=torch.float64, requires_grad=True)
-    answers = []
-    for backend in ("triton", "reference"):
-        with use_backend(backend):
-            out = ops.gspmm(graph, "sum(mul(u0,v1))", [x, y], reduce="none")
-            answers.append((out, *torch.autograd.grad(out.pow(2).sum(), [x, y])))
-    torch.testing.assert_close(*answers)
+
+    def run() -> Any:
+        out = ops.gspmm(graph, "sum(mul(u0,v1))", [x, y], reduce="none")
+        return (out, *torch.autograd.grad(out.pow(2).sum(), [x, y]))
+
+    same_on_both(run)
 
 
 @pytest.mark.one_of(3, 1)
@@ -126,13 +113,13 @@ def test_nan_and_infinities_travel_like_the_reference(tile):
     x = torch.randn(13, 1, 5)
     x[3, 0, 0], x[4, 0, 1], x[5, 0, 2], x[:, 0, 3] = float("nan"), torch.inf, -torch.inf, -torch.inf
     for reduce in ("sum", "mean", "max", "min"):
-        answers = []
-        for backend in ("triton", "reference"):
+
+        def run(reduce: str = reduce) -> Any:
             leaf = x.clone().requires_grad_()
-            with use_backend(backend):
-                out = ops.spmm(graph, leaf, reduce=reduce)
-                answers.append((out, torch.autograd.grad(out, leaf, torch.ones_like(out))[0]))
-        torch.testing.assert_close(*answers, equal_nan=True)
+            out = ops.spmm(graph, leaf, reduce=reduce)
+            return (out, torch.autograd.grad(out, leaf, torch.ones_like(out))[0])
+
+        same_on_both(run, equal_nan=True)
 
 
 def test_strange_gradients_reach_their_winners():
@@ -161,12 +148,12 @@ def test_sums_anywhere_in_a_formula(text):
     x = torch.randn(13, 2, 7, dtype=torch.float64).mul_(0.3).requires_grad_()
     y = torch.randn(5, 2, 7, dtype=torch.float64).mul_(0.3).requires_grad_()
     for reduce in ("sum", "max", "none"):
-        answers = []
-        for backend in ("triton", "reference"):
-            with use_backend(backend):
-                out = ops.gspmm(graph, text, [x, y], reduce=reduce)
-                answers.append((out, *torch.autograd.grad(out.pow(2).sum(), [x, y])))
-        torch.testing.assert_close(*answers)
+
+        def run(reduce: str = reduce) -> Any:
+            out = ops.gspmm(graph, text, [x, y], reduce=reduce)
+            return (out, *torch.autograd.grad(out.pow(2).sum(), [x, y]))
+
+        same_on_both(run)
 
 
 UNARY = ["neg", "abs", "exp", "log", "sqrt", "relu", "sigmoid", "tanh", "softplus", "step", "sign",
@@ -265,13 +252,13 @@ def test_rows_without_entries_are_zero_beside_others(tile, degrees, reduce, text
     graph = make_graph(degrees)
     x = torch.randn(13, 1, 20, dtype=torch.float64, requires_grad=True)
     y = torch.randn(len(degrees), 1, 20, dtype=torch.float64)
-    answers = []
-    for backend in ("triton", "reference"):
-        with use_backend(backend):
-            outs = ops.gspmm(graph, text, [x, y][: 1 + ("v1" in text)], reduce=reduce.split())
-            grad = torch.autograd.grad(sum(o.pow(2).sum() for o in outs), x)[0]
-        answers.append([*outs, grad])
-    torch.testing.assert_close(*answers)
+
+    def run() -> Any:
+        outs = ops.gspmm(graph, text, [x, y][: 1 + ("v1" in text)], reduce=reduce.split())
+        grad = torch.autograd.grad(sum(o.pow(2).sum() for o in outs), x)[0]
+        return [*outs, grad]
+
+    same_on_both(run)
 
 
 def test_what_an_absent_edge_contributes_is_known():
@@ -294,251 +281,10 @@ def test_second_gradients_equal_those_of_the_reference():
     graph = make_graph([0, 2, 9, 1])
     x = torch.randn(13, 2, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(12, 1, dtype=torch.float64, requires_grad=True)
-    answers = []
-    for backend in ("triton", "reference"):
-        with use_backend(backend):
-            out = ops.gspmm(graph, "mul(tanh(u0),e1)", [x, weight], reduce="mean")
-            first = torch.autograd.grad(out.pow(2).sum(), [x, weight], create_graph=True)
-            answers.append(torch.autograd.grad(sum(g.sum() for g in first), [x, weight]))
-    torch.testing.assert_close(*answers)
 
+    def run() -> Any:
+        out = ops.gspmm(graph, "mul(tanh(u0),e1)", [x, weight], reduce="mean")
+        first = torch.autograd.grad(out.pow(2).sum(), [x, weight], create_graph=True)
+        return torch.autograd.grad(sum(g.sum() for g in first), [x, weight])
 
-@pytest.mark.parametrize("heads", [1, 3, 8])
-@pytest.mark.parametrize("rows", [0, 1, 700])
-def test_narrow_rows_are_taken_in_any_order(heads, rows):
-    from pyg_accel.backends.triton import gather
-    from pyg_accel.backends.triton.sequence import Sequence
-
-    x = torch.randn(max(rows, 1), 2 * heads, 1)[:, :heads]  # rows apart from one another
-    order = torch.randint(max(rows, 1), (rows,), dtype=torch.int32)
-    sequence = Sequence(1, x.device)
-    out = sequence.result((rows, heads, 1), x.dtype)
-    kernel, given = gather.gather_of(heads), sequence.operands[0]
-    gather.append_to(sequence, kernel, given, x.stride(0), order, out, heads)
-    torch.testing.assert_close(sequence([x])[0], x[order.long()], rtol=0, atol=0)
-
-
-@pytest.fixture
-def copies(monkeypatch) -> list[tuple[int, ...]]:
-    """Shapes of the features that are padded; graphs of any size are worth it."""
-    made, pad = [], padding.padded
-
-    def padded(t: torch.Tensor, *size: int) -> torch.Tensor:
-        made.append(tuple(t.shape))
-        return pad(t, *size)
-
-    monkeypatch.setattr(padding, "LEAST", 0)
-    monkeypatch.setattr(padding, "ENTRIES_A_ROW", 0)
-    for name in ("_SPARSE", "_DENSE"):
-        monkeypatch.setattr(attention, name, 0)
-    for module in (padding, sampled):
-        monkeypatch.setattr(module, "padded", padded)
-    return made
-
-
-@pytest.mark.each
-@pytest.mark.parametrize(  # in half precision several are the largest, and each may win
-    ("reduce", "dtype"), [("sum", torch.float32), ("max", torch.float32), ("sum", torch.bfloat16)]
-)
-@pytest.mark.parametrize(("heads", "width"), [(1, 41), (2, 19), (1, 18)])
-@pytest.mark.parametrize("text", ["u0", "mul(u0,e1)", "relu(add(u0,v1))", "div(v0,u1)"])
-def test_rows_that_fill_no_loads_are_copied_to_rows_that_do(
-    text, reduce, heads, width, dtype, copies
-):
-    graph = make_graph((0, 3, 40, 1, 7), num_cols=5)
-    generator = torch.Generator().manual_seed(1)
-    shapes = {"u": (5, heads, width), "v": (5, heads, width), "e": (graph.num_edges, heads, 1)}
-    values = [torch.randn(shapes[o.side], generator=generator).to(dtype)
-              for o in sorted(operands_of(parse(text)), key=lambda o: o.index)]  # fmt: skip
-    found = []
-    for backend in ("triton", "reference"):
-        operands = [t.clone().requires_grad_() for t in values]
-        with use_backend(backend):
-            out = ops.gspmm(graph, text, operands, reduce=reduce)
-            out.square().sum().backward()
-        found.append([out.detach(), *(t.grad for t in operands if t.grad is not None)])
-        assert out.is_contiguous()
-    assert copies
-    near = 2e-5 if dtype is torch.float32 else 4e-2
-    for ours, right in zip(*found, strict=True):
-        torch.testing.assert_close(ours, right, rtol=near, atol=near * float(right.abs().max()))
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
-def test_winners_are_padded_to_the_width_of_their_gradients(dtype, copies, monkeypatch):
-    graph = make_graph((3, 40, 7), num_cols=5)
-    x = torch.stack([torch.randperm(5) for _ in range(41)], 1).to(dtype).requires_grad_()
-    make, met = rows.make_plan, []
-
-    def make_plan(outputs, operands, *args, **options):
-        met.append({t.shape[2] for t in operands})
-        return make(outputs, operands, *args, **options)
-
-    monkeypatch.setattr(rows, "make_plan", make_plan)
-    with use_backend("triton"):
-        ops.gspmm(graph, "mul(u0,u0)", [x], reduce="max").sum().backward()
-    assert (3, 1, 41) in copies
-    assert len(met) == 2
-    assert all(len(widths) == 1 for widths in met)
-
-
-def test_rows_are_copied_only_where_loads_are_narrow_and_many(copies, monkeypatch):
-    def made(x: torch.Tensor, text: str = "u0", reduce: str = "sum") -> int:
-        copies.clear()
-        graph = make_graph((4, 40), num_cols=x.size(0))
-        with use_backend("triton"):
-            ops.gspmm(graph, text, [x], reduce=reduce)
-        return len(copies)
-
-    assert made(torch.randn(5, 41)) > 0
-    assert made(torch.randn(5, 41)[:, :40]) > 0  # rows begin anywhere
-    assert made(torch.randn(5, 40)) == 0
-    assert made(torch.randn(5, 7)) > 0
-    assert made(torch.randn(5, 1)) == 0  # a weight
-    assert made(torch.randn(5, 301)) == 0  # long rows, which are summed as they are
-    assert made(torch.randn(5, 301), "relu(u0)") > 0
-    assert made(torch.randn(44, 41), "e0") == 0
-    assert made(torch.randn(5, 41), reduce="none") == 0
-    monkeypatch.setattr(padding, "ENTRIES_A_ROW", 20)
-    assert made(torch.randn(5, 43)) == 0
-
-
-@pytest.mark.each
-@pytest.mark.parametrize(
-    ("heads", "width", "dtype"), [(1, 41, torch.float64), (2, 11, torch.float32)]
-)
-@pytest.mark.parametrize(
-    ("score", "value", "sides", "copied"),
-    [
-        ("leaky_relu(add(u1,v2),0.2)", "u0", ["uF", "uH", "vH"], True),
-        ("sum(mul(leaky_relu(add(v1,u0),0.2),v2))", "u0", ["uF", "vF", "vF"], True),
-        ("div(sum(mul(v0,u1)),8.0)", "u2", ["vF", "uF", "uF"], True),
-        ("sum(mul(v0,add(u1,e2)))", "add(u3,e2)", ["vF", "uF", "eF", "uF"], False),
-        # A sum over further columns of zeros would be another one.
-        ("sum(exp(mul(v0,u1)))", "u2", ["vF", "uF", "uF"], False),
-        ("e1", "mul(u0,e2)", ["uF", "eH", "eH"], True),
-    ],
-)
-def test_attention_over_rows_that_fill_no_loads(
-    score, value, sides, copied, heads, width, dtype, copies
-):
-    graph = make_graph((0, 3, 40, 1, 7), num_cols=5)
-    rows = {"u": graph.num_cols, "v": graph.num_rows, "e": graph.num_edges}
-    generator = torch.Generator().manual_seed(1)
-    values = [torch.randn(rows[side], heads, width if kind == "F" else 1, generator=generator) / 4
-              for side, kind in sides]  # fmt: skip
-    found = []
-    for backend in ("triton", "reference"):
-        operands = [t.to(dtype, copy=True).requires_grad_() for t in values]
-        with use_backend(backend):
-            out = ops.attention(graph, score, value, operands)
-            out.square().sum().backward()
-        assert out.is_contiguous()
-        found.append([out.detach(), *(t.grad for t in operands)])
-    near = 2e-5 if dtype is torch.float32 else 1e-12
-    for ours, right in zip(*found, strict=True):
-        torch.testing.assert_close(ours, right, rtol=near, atol=near * float(right.abs().max()))
-    formulas = [parse(score), parse(value)]
-    assert bool(padding.rows_to_pad(formulas, operands, 51, 5)) == copied
-    assert copies or not copied
-
-
-def test_attention_copies_rows_that_many_edges_read(copies, monkeypatch):
-    monkeypatch.setattr(attention, "_SPARSE", 4)
-    monkeypatch.setattr(attention, "_DENSE", 9)
-    graph = make_graph((40, 11), num_cols=5)  # 51 edges, 7 rows: more than 4 of them, less than 9
-    x, narrow = torch.randn(5, 1, 41), torch.randn(2, 1, 1)
-
-    def made(score: str, operands: list[torch.Tensor]) -> int:
-        copies.clear()
-        forget_decisions()
-        with use_backend("triton"):
-            ops.attention(graph, score, "u0", operands)
-        return len(copies)
-
-    assert made("v1", [x, narrow]) > 0
-    assert made("v1", [torch.randn(5, 1, 301), narrow]) == 0  # long rows
-    assert made("sum(mul(v1,u0))", [x, torch.randn(2, 1, 41)]) == 0  # both sides are copied
-    monkeypatch.setattr(attention, "_DENSE", 4)
-    assert made("sum(mul(v1,u0))", [x, torch.randn(2, 1, 41)]) > 0
-
-
-@pytest.mark.parametrize("width", [3, 64])
-def test_sums_of_samples_are_taken_of_copied_rows(width, copies):
-    graph = make_graph((0, 3, 40, 1, 7))
-    x, weight = torch.randn(13, 41), torch.rand(graph.num_edges)
-    found = []
-    for backend in ("triton", "reference"):
-        with use_backend(backend):
-            found.append(ops.sampled_spmm(graph, x, weight, width=width))
-    torch.testing.assert_close(*found)
-    assert copies == [(13, 1, 41)]
-
-
-class TestSequence:
-    """What the CUDA library is told of launches, without one."""
-
-    @pytest.fixture
-    def told(self, monkeypatch):
-        from pyg_accel.backends.triton import sequence
-
-        told: list[object] = []
-        library = SimpleNamespace(
-            add_sequence=lambda arrays, code: told.append((arrays, code)) or self.number,
-            remove_sequence=lambda number: None,
-            run_sequence=lambda number, operands, sizes: [number, *operands, *sizes],
-        )
-        monkeypatch.setattr(sequence, "cuda_library", lambda: library)
-        monkeypatch.setattr(sequence, "cuda_unavailable_reasons", lambda: [])
-        monkeypatch.setattr(sequence, "direct", lambda function: function)
-        return told
-
-    number = 5
-
-    def _sequence(self, compiled: object, *numbers: int):
-        from pyg_accel.backends.triton.sequence import Kernel, Sequence
-
-        kernel, made = Kernel(None, 4), Sequence(1, torch.device("cuda", 3))
-        kernel.compiled = compiled
-        out, between = (made.result((2, 3), torch.bfloat16), made.scratch((7,), torch.int64))
-        self.array = torch.zeros(4)
-        made.launch(kernel, (8, 2), (self.array, None, made.operands[0], out, between, *numbers))
-        return made
-
-    compiled = SimpleNamespace(function=99, metadata=SimpleNamespace(shared=64))
-
-    def test_it_is_written_down_as_numbers(self, told):
-        assert self._sequence(self.compiled, 6, 7)([torch.ones(1)]) == [5, torch.ones(1)]
-        ((arrays, code),) = told
-        assert arrays == [self.array]
-        # One result; two tensors, of dtypes 15 and 4, not of zeros, of numbers as sizes.
-        new = [1, 2, 15, 0, 2, 0, 2, 0, 3, 4, 0, 1, 0, 7]
-        grid = [-1, 8, 1, -1, 2, 1, -1, 1, 1]
-        arguments = [1, 0, 2, 0, 2, 1, 2, 2, 0, 6, 0, 7]
-        assert code == [3, 1, *new, 1, 99, *grid, 128, 64, 6, *arguments]
-
-    def test_what_differs_between_graphs_is_told_in_each_call(self, told):
-        from pyg_accel.backends.triton.sequence import Blocks, Kernel, Sequence, Size
-
-        kernel, made = Kernel(None, 4), Sequence(1, torch.device("cuda", 3))
-        kernel.compiled = self.compiled
-        out = made.result((Size(1), 3), torch.float32, zero=True)
-        made.launch(kernel, (Blocks(0, 2, 64), 1), (made.operands[0], out, Size(1)))
-        assert made([torch.ones(1)], (100, 4)) == [5, torch.ones(1), 100, 4]
-        ((_, code),) = told
-        assert code == [3, 1, 1, 1, 6, 1, 2, 1, 1, 0, 3, 1, 99, 0, 2, 64, -1, 1, 1, -1, 1, 1,
-                        128, 64, 3, 2, 0, 2, 1, 3, 1]  # fmt: skip
-
-    def test_python_launches_what_is_not_compiled(self, told):
-        assert self._sequence(None)._written() is None
-        assert told == []
-
-    def test_python_launches_what_the_library_refuses(self, told, monkeypatch):
-        monkeypatch.setattr(self.__class__, "number", 0)
-        refused = self._sequence(self.compiled)
-        assert refused._written() is None
-        assert not refused._usual
-
-    @pytest.mark.parametrize("number", [2**31, -(2**31) - 1])
-    def test_python_launches_with_long_numbers(self, told, number):
-        assert not self._sequence(self.compiled, number)._usual
+    same_on_both(run)

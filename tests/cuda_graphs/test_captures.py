@@ -1,8 +1,5 @@
 """Captures and their replays: of CUDA graphs on a GPU, of tapes (`conftest.py`) without one."""
 
-import copy
-import gc
-import itertools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -11,79 +8,15 @@ import torch
 import torch.nn.functional as F
 import torch_geometric.nn as pyg
 from torch import Tensor
-from torch.nn import BatchNorm1d, Linear, ReLU, Sequential
+from torch.nn import Linear, ReLU, Sequential
 from torch_geometric.utils import remove_self_loops
 
 import pyg_accel
-from pyg_accel.cuda_graphs.batch_norm import RealRows, masked_batch_norm
 from pyg_accel.settings import settings
+from tests.cuda_graphs.captured import CONVS, CUDA, DEVICE, NODES, Molecules, molecules, near, twins
 from tests.cuda_graphs.models import close, module, outcome
 
-CUDA = torch.cuda.is_available()
-DEVICE, NODES = ("cuda", 30_000) if CUDA else ("cpu", 2_000)
 pytestmark = pytest.mark.gpu if CUDA else pytest.mark.usefixtures("taped")
-needs_gpu = pytest.mark.skipif(not CUDA, reason="needs a CUDA device")
-
-
-def network(one: int, two: int, edges: bool = False) -> Sequential:
-    return Sequential(
-        Linear(2 * one if edges else one, two), BatchNorm1d(two), ReLU(), Linear(two, two)
-    )
-
-
-CONVS: dict[str, Callable[[int, int], torch.nn.Module]] = {
-    "GIN": lambda i, o: pyg.GINConv(network(i, o), train_eps=True),
-    "GINE": lambda i, o: pyg.GINEConv(network(i, o), edge_dim=3),
-    "SAGE": pyg.SAGEConv,
-    "GCN": pyg.GCNConv,
-    "GAT": lambda i, o: pyg.GATConv(i, o // 4, heads=4),
-    "GATv2": lambda i, o: pyg.GATv2Conv(i, o // 4, heads=4, edge_dim=3),
-    "Cheb": lambda i, o: pyg.ChebConv(i, o, 3),
-    "PDN": lambda i, o: pyg.PDNConv(i, o, 3, 8),
-    "Edge": lambda i, o: pyg.EdgeConv(network(i, o, edges=True)),
-}
-
-
-class Molecules(torch.nn.Module):
-    """A network over batches of small graphs."""
-
-    def __init__(self, kind: str = "GIN", hidden: int = 32) -> None:
-        super().__init__()
-        self.kind = kind
-        self.convs = torch.nn.ModuleList([CONVS[kind](8, hidden), CONVS[kind](hidden, hidden)])
-        self.norms = torch.nn.ModuleList([BatchNorm1d(hidden), pyg.GraphNorm(hidden)])
-        self.head = Linear(hidden, 1)
-
-    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor, batch: Tensor) -> Tensor:
-        for conv, norm in zip(self.convs, self.norms, strict=True):
-            more = (edge_attr,) if self.kind in ("GINE", "GATv2", "PDN") else ()
-            x = conv(x, edge_index, *more)
-            x = norm(x, batch) if isinstance(norm, pyg.GraphNorm) else norm(x)
-            x = x.relu()
-        return self.head(pyg.global_mean_pool(x, batch) + 0.1 * pyg.global_add_pool(x, batch))
-
-
-def molecules(graphs: int, seed: int) -> tuple[Tensor, ...]:
-    numbers = torch.Generator().manual_seed(seed)
-    nodes = torch.randint(8, 24, (graphs,), generator=numbers)
-    batch = torch.repeat_interleave(torch.arange(graphs), nodes)
-    starts = nodes.cumsum(0) - nodes
-    which = torch.randint(len(batch), (2 * len(batch),), generator=numbers)
-    one = torch.rand(len(which), generator=numbers)
-    source = starts[batch[which]] + (one * nodes[batch[which]]).long()
-    edge_index = torch.stack([source, which])
-    rows = [torch.randn(n, f, generator=numbers) for n, f in ((len(batch), 8), (len(which), 3))]
-    y = torch.randn(graphs, 1, generator=numbers)
-    return tuple(t.to(DEVICE) for t in (rows[0], edge_index, rows[1], batch, y))
-
-
-def twins(model: torch.nn.Module, **options: Any) -> tuple[torch.nn.Module, torch.nn.Module]:
-    model = model.to(DEVICE)
-    return copy.deepcopy(model), pyg_accel.graphed(model, **options)
-
-
-def near(one: Tensor, other: Tensor, tolerance: float = 1e-3) -> None:
-    close([one], [other], tolerance)
 
 
 def random(seed: int, *sizes: int, below: int = 0) -> Tensor:
@@ -238,42 +171,6 @@ def test_a_fixed_graph_is_replayed_under_patch(name, replayed):
     replayed(9)
 
 
-@needs_gpu
-def test_stock_gcn_cannot_be_captured_and_training_goes_on(replays, reasons):
-    x, edge_index = torch.randn(50, 8, device=DEVICE), torch.randint(50, (2, 300), device=DEVICE)
-    eager, fast = twins(pyg.GCN(8, 16, 2, 4, dropout=0.5))
-    for step in range(8):
-        for model in (eager, fast):
-            torch.manual_seed(step)
-            model.zero_grad()
-            model(x, edge_index).sum().backward()
-        near(fast.convs[0].bias.grad, eager.convs[0].bias.grad)
-    assert replays() == 0
-    assert len(reasons()) == 1, reasons()
-    torch.nn.functional.dropout(x, 0.5)  # the random numbers still come
-    torch.cuda.synchronize()
-    other = pyg_accel.graphed(Sequential(Linear(8, 8), torch.nn.Dropout(0.5)).to(DEVICE))
-    for _ in range(6):
-        other(x).sum().backward()
-    assert replays() > 0, reasons()
-
-
-@needs_gpu
-def test_replays_read_an_edge_list_whose_graph_was_built_since(replays, reasons):
-    edge_index = torch.randint(NODES, (2, 8 * NODES), device=DEVICE)
-    graph = pyg_accel.Graph.from_edge_index(edge_index.clone(), (NODES, NODES))
-    x = torch.randn(NODES, 16, device=DEVICE)
-    fast = pyg_accel.graphed(module(lambda self, x: pyg_accel.ops.spmm(graph, x)))
-    for _ in range(6):
-        fast(x)
-    assert replays() > 0, reasons()
-    assert not graph.built
-    graph.build()
-    junk = [torch.full_like(edge_index, -1) for _ in range(4)]  # in freed memory
-    near(fast(x), torch.zeros_like(x).index_add_(0, edge_index[1], x[edge_index[0]]), 1e-5)
-    del junk
-
-
 @pytest.mark.parametrize("name", ["GCN", "GAT"])
 def test_padded_stock_gcn_and_gat_are_captured(name, replayed):
     """Sampled batches of one size, some with self-loops; weights of edges have gradients."""
@@ -323,21 +220,6 @@ def test_sampled_batches_of_any_size_run_our_kernels_in_captures(kind, replayed,
     assert any(b.startswith(("triton", "cuda", "cpu")) for b in backends), backends
 
 
-@needs_gpu  # without one: test_captures_that_pay_go_on_being_made
-def test_shapes_in_rotation_are_not_captured_for_ever(replays):
-    """Twelve sizes in turn and eight captures: what is captured stays, the others are eager."""
-    fast = twins(Molecules("GIN"), dynamic=False)[1]
-    batches = [molecules(20 + i, i) for i in range(12)]
-    for step in range(600):
-        *inputs, _ = batches[step % 12]
-        out = fast(*inputs)
-        out.sum().backward()
-        if step == 480:
-            made, before = len(fast.captures), replays()
-    assert 0 < made <= len(fast.captures) <= 8
-    assert replays() >= before + 9 * made
-
-
 def test_batches_of_one_size_with_other_numbers_of_graphs(replays, reasons):
     """Without padding, results are of the size that the largest id in `batch` says."""
     eager, fast = twins(Molecules("GIN").eval(), dynamic=False)
@@ -358,16 +240,6 @@ def test_views_of_the_same_graph_are_that_graph(replays, reasons):
         with torch.no_grad():
             near(fast(x.view_as(x), edges), eager(x, edges))
     assert len(fast.captures) == 2 and replays() == 2 * (12 - 4), reasons()
-
-
-@needs_gpu
-def test_dropout_draws_new_numbers_in_each_replay():
-    fast = pyg_accel.graphed(Sequential(Linear(8, 64), torch.nn.Dropout(0.5)).to(DEVICE))
-    x = torch.randn(100, 8, device=DEVICE)
-    outs = [fast(x).detach() for _ in range(8) for _ in [fast(x).sum().backward()]]
-    zeros = [out == 0 for out in outs]
-    assert len(fast.captures) == 1
-    assert all((one != other).any() for one, other in itertools.pairwise(zeros))
 
 
 def test_autocast_and_gradient_accumulation_with_gradients_set_to_zero(replayed):
@@ -402,35 +274,6 @@ def test_gradients_of_the_arguments():
     calls = [molecules(32, step)[:4] for step in range(8)]
     # Some gradients are sums of float32 that cancel to a thousandth of their addends.
     assert same(Molecules("GINE").eval(), calls, tolerance=5e-3).captures
-
-
-@needs_gpu
-def test_a_whole_step_on_batches_of_changing_size(replays, reasons):
-    eager = Molecules("GINE").to(DEVICE)
-    fast = copy.deepcopy(eager)
-
-    def stepper(model: torch.nn.Module) -> Callable[..., Tensor]:
-        optimizer = torch.optim.Adam(model.parameters(), 1e-3, capturable=True)
-
-        def step(
-            x: Tensor, edge_index: Tensor, edge_attr: Tensor, batch: Tensor, y: Tensor
-        ) -> Tensor:
-            optimizer.zero_grad()
-            loss = F.mse_loss(model(x, edge_index, edge_attr, batch), y)
-            loss.backward()
-            optimizer.step()
-            return loss
-
-        return step
-
-    one, two = stepper(eager), pyg_accel.graphed_step(stepper(fast))
-    for step in range(16):
-        data = molecules(32 if step % 5 else 20, step)
-        near(two(*data), one(*data), 2e-2)
-    assert not reasons(), reasons()
-    assert replays() >= 8
-    for name, value in eager.state_dict().items():
-        near(fast.state_dict()[name], value, 5e-2)
 
 
 def test_a_model_that_waits_for_the_device_stays_eager(replays, reasons):
@@ -468,83 +311,3 @@ def test_an_exception_of_the_user_is_the_users(replays):
     fast.bad = False
     near(fast(x), eager(x))
     assert replays() >= 3
-
-
-@needs_gpu
-def test_memory_is_bounded_and_freed_with_the_wrapper():
-    first = pyg_accel.graphed(Linear(8, 256).to(DEVICE))  # cuBLAS keeps memory for each stream
-    for _ in range(6):
-        first(torch.randn(1000, 8, device=DEVICE)).sum().backward()
-    del first
-    gc.collect()
-    torch.cuda.empty_cache()
-    before = torch.cuda.memory_allocated()
-    fast = pyg_accel.graphed(Sequential(Linear(8, 256), Linear(256, 8)).to(DEVICE), max_captures=2)
-    with torch.no_grad():
-        for rows in (10, 20, 30, 40, 50):
-            x = torch.randn(rows * 100, 8, device=DEVICE)
-            for _ in range(6):
-                fast(x)
-    assert len(fast.captures) <= 2
-    del fast, x
-    gc.collect()
-    torch.cuda.empty_cache()
-    assert torch.cuda.memory_allocated() <= before + 2**21
-
-
-@needs_gpu
-def test_no_memory_for_a_capture(replays):
-    eager, fast = twins(Sequential(Linear(8, 64), ReLU(), Linear(64, 1)))
-    x = torch.randn(4_000_000, 8, device=DEVICE)
-    torch.cuda.empty_cache()
-    _, total = torch.cuda.mem_get_info()
-    torch.cuda.synchronize()
-    with torch.no_grad():
-        torch.cuda.reset_peak_memory_stats()
-        expected = eager(x)
-        peak = torch.cuda.max_memory_allocated()
-        torch.cuda.empty_cache()
-        # A capture needs what an eager call needs twice.
-        torch.cuda.set_per_process_memory_fraction(min(1.5 * peak / total, 1.0))
-        try:
-            for _ in range(6):
-                near(fast(x), expected)
-        finally:
-            torch.cuda.set_per_process_memory_fraction(1.0)
-        y = torch.randn(100, 8, device=DEVICE)
-        for _ in range(6):
-            near(fast(y), eager(y))
-    assert replays() > 0
-
-
-@needs_gpu
-@pytest.mark.parametrize("affine", [True, False])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("rows", [700, 699, 300, 5])
-def test_batch_norm_of_the_real_rows(rows, dtype, affine):
-    x = (torch.randn(700, 24, device=DEVICE) * 3 + 5).to(dtype)
-    weight, bias = (
-        [torch.randn(24, device=DEVICE, requires_grad=True) for _ in range(2)]
-        if affine else (None, None)
-    )  # fmt: skip
-    stats = [torch.zeros(24, device=DEVICE), torch.ones(24, device=DEVICE)]
-    ours = [s.clone() for s in stats]
-    one, two = x[:rows].clone().requires_grad_(), x.clone().requires_grad_()
-    expected = F.batch_norm(one, *stats, weight, bias, True, 0.1, 1e-5)
-    real = RealRows(700, torch.tensor(rows, device=DEVICE))
-    found = masked_batch_norm(two, real, *ours, weight, bias, 0.1, 1e-5)
-    tolerance = 2e-4 if dtype == torch.float32 else 3e-2
-    near(found[:rows], expected, tolerance)
-    near(ours[0], stats[0], tolerance)
-    near(ours[1], stats[1], tolerance)
-    grad = torch.randn_like(expected)
-    leaves = [t for t in (weight, bias) if t is not None]
-    by = torch.zeros_like(found)
-    by[:rows] = grad
-    wanted = torch.autograd.grad(expected, [one, *leaves], grad)
-    got = torch.autograd.grad(found, [two, *leaves], by)
-    assert (got[0][rows:] == 0).all()
-    scale = max(float(wanted[0].float().abs().max()), 1e-2)
-    torch.testing.assert_close(got[0][:rows], wanted[0], rtol=0, atol=10 * tolerance * scale)
-    for g, w in zip(got[1:], wanted[1:], strict=True):
-        near(g, w, tolerance * 5)

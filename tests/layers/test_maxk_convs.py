@@ -370,12 +370,12 @@ def test_under_patch_each_graph_has_its_own_result(kind, k):
             assert_same(out, truth, layers, x)
 
 
-def test_calls_are_verified(monkeypatch, report_of):
-    monkeypatch.setattr(pyg_accel.settings.settings, "verify", True)
+def test_calls_are_verified(off_by, report_of):
+    pyg_accel.settings.settings.verify = True
     layers, x, edge_index = pair_of("SAGE"), features(), edges()
     assert_same(layers[0](x, edge_index), layers[1](masked(x), edge_index), layers, x)
     assert [row.calls for row in report_of()] == [1]
-    monkeypatch.setattr(aggregation.ops, "cbsr_spmm", lambda graph, x, *_, **__: x.dense() + 1)
+    off_by(1.5, kernel="cbsr_spmm")
     with pytest.raises(VerificationError):
         MaxKSAGEConv(F, 64, k=K).double()(x, edge_index)
 

@@ -8,6 +8,10 @@ import torch
 from torch import Tensor
 
 import pyg_accel
+from pyg_accel.ops import blocked
+from pyg_accel.patching import networks
+from pyg_accel.patching.rules import concatenation
+from pyg_accel.settings import settings
 
 N = 20
 
@@ -59,3 +63,31 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         pyg_accel.Graph, "_from_coo", lambda *args: (graphs.append(1), right(*args))[1]
     )
     return graphs
+
+
+@pytest.fixture
+def blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Accelerate graphs of any size, in blocks of few edges; edge features wait for them too."""
+    settings.always = True
+    monkeypatch.setattr(blocked, "edges_of_a_block", lambda *_: 32)
+    monkeypatch.setattr(concatenation, "FEWEST_BYTES", 0)
+
+
+@pytest.fixture(params=["in blocks", "at once"])
+def pieces(request: pytest.FixtureRequest, blocks: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In blocks; and on all edges at once, as on a GPU with room for it."""
+    if request.param == "at once":
+        monkeypatch.setattr(networks, "fits_whole", lambda *_: True)
+
+
+@pytest.fixture
+def raises_as_stock() -> Callable[..., None]:
+    """Assert that a call raises what it raises in stock PyG."""
+
+    def check(layer: torch.nn.Module, *args: Any) -> None:
+        with pytest.raises((ValueError, RuntimeError, IndexError)) as stock:
+            layer(*args)
+        with pyg_accel.patched(), pytest.raises(stock.type):
+            layer(*args)
+
+    return check

@@ -56,12 +56,8 @@ def inputs() -> tuple[Tensor, ...]:
     return features(N, F), edges(N - 3), features(E, F), features(E, 1)
 
 
-def of_width(width: int) -> tuple[Tensor, ...]:
-    return features(N, width), edges(), features(E, width), features(E, 1)
-
-
-def wide_inputs() -> tuple[Tensor, ...]:
-    return features(N, 40), edges(), features(E, 2), features(E, 1)
+def of_width(width: int, of_edges: int | None = None) -> tuple[Tensor, ...]:
+    return features(N, width), edges(), features(E, of_edges or width), features(E, 1)
 
 
 # -- messages, as texts ---------------------------------------------------------------------------
@@ -114,15 +110,11 @@ def test_a_message_becomes_the_formula_it_says_and_equals_stock(
 
 @pytest.mark.one_of(3)
 @pytest.mark.parametrize("aggr", ["sum", "max"])
-@pytest.mark.parametrize("text", MESSAGES["others"])
-def test_any_other_message_equals_stock(text, aggr, inputs, same_as_stock):
+@pytest.mark.parametrize("text", [*MESSAGES["others"], *MESSAGES["calls"]])
+def test_any_other_message_and_functions_called_in_other_ways_equal_stock(
+    text, aggr, inputs, same_as_stock
+):
     same_as_stock(Says(text, aggr), *inputs)
-
-
-@pytest.mark.one_of(2)
-@pytest.mark.parametrize("text", MESSAGES["calls"])
-def test_functions_called_in_other_ways_equal_stock(text, inputs, same_as_stock):
-    same_as_stock(Says(text), *inputs)
 
 
 @pytest.mark.each
@@ -176,19 +168,19 @@ def test_nodes_without_edges_do_not_make_gradients_infinite(text, side, same_as_
 @pytest.mark.parametrize("aggr", ["sum", "mean", "max", ["mean", "std"]], ids=str)
 @pytest.mark.parametrize("text", MESSAGES["later"])
 def test_what_is_left_for_the_reduced_messages_equals_stock(text, aggr, same_as_stock):
-    same_as_stock(Says(text, aggr, node_dim=0), *wide_inputs())
+    same_as_stock(Says(text, aggr, node_dim=0), *of_width(40, 2))
 
 
 @pytest.mark.parametrize("text", MESSAGES["later"])
 def test_what_is_left_for_the_reduced_messages_leaves_the_formula_alone(text, report_of):
     with pyg_accel.patched():
-        Says(text, node_dim=0)(*wide_inputs())
+        Says(text, node_dim=0)(*of_width(40, 2))
     assert [row.formula for row in report_of()] == [MESSAGES["later"][text]]
 
 
 DECLINED = {
     "a maximum of sums over heads": (
-        "heads(j, e).sum(1)", "max", wide_inputs, "'max' of messages that are sums"),
+        "heads(j, e).sum(1)", "max", lambda: of_width(40, 2), "'max' of messages that are sums"),
     "an unknown function": (
         "(i + j).cumsum(0)", "sum", lambda: of_width(40), "'cumsum' on messages of [E, 40]"),
 }  # fmt: skip
@@ -198,18 +190,12 @@ DECLINED = {
 def test_a_wide_message_declines_with_a_reason(name, as_stock, report_of):
     text, aggr, make, reason = DECLINED[name]
     layer, args = Says(text, aggr, node_dim=0), make()
-    assert as_stock(layer, *args, times=2) == {"Says": {f"[{reason}]"}}
+    with traces() as entered:
+        assert as_stock(layer, *args, times=4) == {"Says": {f"[{reason}]"}}
+    assert len(entered) == 2  # in a call of the layer, and alone: from then on it runs once
     with pyg_accel.patched():
         layer(*args), layer(*args)
     assert [(row.formula, row.calls) for row in report_of()] == [("", 2)]
-
-
-def test_a_declined_message_runs_once_a_call_from_then_on():
-    layer, args = Says("(i + j).cumsum(0)"), of_width(40)
-    with traces() as entered, pyg_accel.patched():
-        for _ in range(4):
-            layer(*args)
-    assert len(entered) == 2  # in a call of the layer, and alone
 
 
 def test_a_narrow_message_of_an_unknown_function_is_written_out(report_of):
@@ -279,9 +265,11 @@ def test_what_a_layer_puts_aside_or_returns_are_ordinary_tensors(kind, inputs, s
     expected = [kind(None)(*inputs), layer.last, *layer.nested]
     with pyg_accel.patched():
         out = layer(*inputs)
-    tensors = [layer.last, *layer.nested]
-    if kind is Returns:
-        tensors += [*out[:2], *out[2]["extra"]]
+    tensors = [
+        layer.last,
+        *layer.nested,
+        *([*out[:2], *out[2]["extra"]] if kind is Returns else []),
+    ]
     assert {type(t) for t in tensors} == {Tensor}
     torch.testing.assert_close([out, layer.last, *layer.nested], expected)
 
@@ -371,9 +359,9 @@ class Outer(Says):
         return self.inner(self.x, self.edges)[index] * x_j + x_i
 
 
-@pytest.mark.parametrize("kind", [
-    written(Says, message=over_sources), Gathers, Mixed, Updates, Outer
-], ids=["a scatter over sources", "gathers", "integers", "an edge update", "a layer"])  # fmt: skip
+@pytest.mark.parametrize(
+    "kind", [written(Says, message=over_sources), Gathers, Mixed, Updates, Outer]
+)
 def test_layers_that_do_more_equal_stock(kind, inputs, same_as_stock):
     same_as_stock(kind(None), *inputs)
 

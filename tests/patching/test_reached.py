@@ -25,33 +25,26 @@ N = 20  # nodes, as the fixtures x and edge_index have them
 
 
 def test_a_class_first_built_under_patch_is_accelerated_and_works_after_it(x, edge_index, ran):
-    class Late(pyg.MessagePassing):
-        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-            return self.propagate(edge_index, x=x)
-
     with pyg_accel.patched():
-        layer = Late()
-        ours = layer(x, edge_index)
-        assert ran() == {"Late": {"sum_j u0"}}
+        layer = written()()
+        ours, accelerated = layer(x, edge_index), {type(layer).__name__: {"sum_j u0"}}
+        assert ran() == accelerated
     torch.testing.assert_close(layer(x, edge_index), ours)
     assert ran() == {}
     with pyg_accel.patched():
         layer(x, edge_index)
-        assert ran() == {"Late": {"sum_j u0"}}
+        assert ran() == accelerated
 
 
 def test_a_class_that_was_given_its_reference_propagate_is_rendered_again(x, edge_index, ran):
-    class Sum(pyg.MessagePassing):
-        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-            return self.propagate(edge_index, x=x)
-
-    expected = Sum()(x, edge_index)
+    cls = written(pyg.MessagePassing, propagate_type=dict(x=Any), forward=Layer.forward)
+    expected = cls()(x, edge_index)
     with pyg_accel.patched():
-        Sum.propagate = Sum._orig_propagate
-        assert Sum.propagate is pyg.MessagePassing.propagate
-        torch.testing.assert_close(Sum()(x, edge_index), expected)
-        assert ran() == {"Sum": {"sum_j u0"}}
-    torch.testing.assert_close(Sum()(x, edge_index), expected)
+        cls.propagate = cls._orig_propagate
+        assert cls.propagate is pyg.MessagePassing.propagate
+        torch.testing.assert_close(cls()(x, edge_index), expected)
+        assert ran() == {cls.__name__: {"sum_j u0"}}
+    torch.testing.assert_close(cls()(x, edge_index), expected)
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -111,14 +104,12 @@ def test_a_propagate_written_by_the_user_is_left_alone(x, edge_index, as_stock):
 
 
 def test_arguments_that_cannot_be_compared_or_hashed_are_passed_on(x, edge_index, as_stock):
-    class Odd(pyg.MessagePassing):
-        def forward(self, x: Tensor, edge_index: Tensor, extra: Any) -> Tensor:
-            return self.propagate(edge_index, x=x, extra=extra)
-
-        def message(self, x_j: Tensor, extra: Any) -> Tensor:
-            return x_j * extra["scale"][0]
-
-    as_stock(Odd(), x, edge_index, {"scale": [2.0], "more": {1, 2}})
+    odd = written(
+        propagate_type=dict(x=Any, extra=Any),
+        forward=lambda self, x, edge_index, extra: self.propagate(edge_index, x=x, extra=extra),
+        message=lambda self, x_j, extra: x_j * extra["scale"][0],
+    )
+    as_stock(odd(), x, edge_index, {"scale": [2.0], "more": {1, 2}})
 
 
 def test_positional_and_named_arguments_of_propagate_work_as_in_stock(x, edge_index, as_stock):
@@ -163,9 +154,7 @@ def test_readouts_are_pygs_and_so_are_quantiles_of_messages(x, edge_index, as_st
 HOOKS = {
     "propagate_forward_pre": lambda seen: lambda module, inputs: seen.append(len(inputs)),
     "propagate_forward": lambda seen: lambda module, inputs, out: seen.append(tuple(out.shape)),
-    "message_forward_pre": lambda seen: (
-        lambda module, inputs: seen.append(tuple(inputs[-1]["x_j"].shape))
-    ),
+    "message_forward_pre": lambda seen: lambda _, inputs: seen.append(inputs[-1]["x_j"].shape),
     "message_forward": lambda seen: lambda module, inputs, out: out * 2,
     "aggregate_forward_pre": lambda seen: lambda module, inputs: seen.append(len(inputs)),
     "aggregate_forward": lambda seen: lambda module, inputs, out: out + 1,
@@ -188,10 +177,8 @@ def test_switching_explain_on_and_off_keeps_results_and_the_patch(x, edge_index,
     layer = pyg.SAGEConv(6, 4)
     expected = layer(x, edge_index)
     with pyg_accel.patched():
-        layer.explain = True
-        layer._edge_mask = torch.zeros(90)
-        layer._loop_mask = torch.ones(90, dtype=torch.bool)
-        layer._apply_sigmoid = True
+        layer.explain = layer._apply_sigmoid = True
+        layer._edge_mask, layer._loop_mask = torch.zeros(90), torch.ones(90, dtype=torch.bool)
         assert not torch.allclose(layer(x, edge_index), expected)  # messages are halved
         assert all(text.startswith("[") for text in ran()["SAGEConv"])
         layer.explain = None
@@ -257,11 +244,8 @@ WATCHES = {
     "of all modules": lambda _: torch.nn.modules.module.register_module_forward_hook(thrice),
     "replaced forward": replace_forward,
 }
-IN_THE_MESSAGE = written(
-    aggregate=lambda self, inputs, index, dim_size: self.other(
-        inputs, index, dim_size=dim_size, dim=0
-    )
-)
+IN_THE_MESSAGE = written(aggregate=lambda self, inputs, index, dim_size: self.other(
+    inputs, index, dim_size=dim_size, dim=0))  # fmt: skip
 WATCHED = {
     "simple": (lambda: pyg.SAGEConv(6, 4), lambda layer: layer.aggr_module),
     "several": (lambda: pyg.SAGEConv(6, 4, ["mean", "std"]), lambda layer: layer.aggr_module),
@@ -315,8 +299,8 @@ def test_backward_hooks_inside_of_a_layer_see_the_gradients_of_messages(
 
 def test_forward_hooks_of_modules_still_run(x, edge_index):
     layer, seen = pyg.SAGEConv(6, 4), []
-    layer.register_forward_hook(lambda module, inputs, out: seen.append(type(out)))
-    layer.lin_l.register_forward_hook(lambda module, inputs, out: seen.append(type(inputs[0])))
+    for module in (layer, layer.lin_l):
+        module.register_forward_hook(lambda module, inputs, out: seen.append(type(out)))
     with pyg_accel.patched():
         layer(x, edge_index)
     assert seen == [Tensor, Tensor]
@@ -377,14 +361,10 @@ def test_a_model_can_be_traced_while_patched(name, x, edge_index):
 
 def test_functional_transforms_give_stock_results(x, edge_index, as_stock):
     layer, tangent = pyg.GINConv(torch.nn.Linear(6, 4)), torch.randn(N, 6)
-
-    def of(features: Tensor) -> Tensor:
-        return layer(features, edge_index).sin().sum()
-
-    for run, given in ((torch.func.grad(of), x),
-                       (torch.func.vmap(torch.func.grad(of)), torch.randn(3, N, 6))):  # fmt: skip
+    grad = torch.func.grad(lambda x: layer(x, edge_index).sin().sum())
+    for run, given in ((grad, x), (torch.func.vmap(grad), torch.randn(3, N, 6))):
         assert as_stock(run, given) == {"GINConv": {"[inside a torch.func transform]"}}
-    run = lambda *args: layer(*args, edge_index)  # noqa: E731
+    run = lambda x: layer(x, edge_index)  # noqa: E731
     as_stock(lambda: torch.func.jvp(run, (x,), (tangent,)))
 
     def dual() -> Tensor:
@@ -428,8 +408,10 @@ def test_deterministic_algorithms_are_honoured(x, edge_index):
     torch.use_deterministic_algorithms(True)
     try:
         with pyg_accel.patched():
-            first = torch.autograd.grad(model(x, edge_index).sum(), model.parameters())
-            second = torch.autograd.grad(model(x, edge_index).sum(), model.parameters())
+            first, second = (
+                torch.autograd.grad(model(x, edge_index).sum(), model.parameters())
+                for _ in range(2)
+            )
     finally:
         torch.use_deterministic_algorithms(False)
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))

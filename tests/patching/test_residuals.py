@@ -46,8 +46,8 @@ def outcome(
 @pytest.mark.one_of(2)
 @pytest.mark.parametrize("times", [1, 2, 3])  # recorded, with other sizes, and by a program
 @pytest.mark.parametrize("name", LAYERS)
-def test_what_a_layer_read_may_be_changed_where_pyg_copies_it(name, times, monkeypatch):
-    monkeypatch.setattr(settings, "always", True)
+def test_what_a_layer_read_may_be_changed_where_pyg_copies_it(name, times):
+    settings.always = True
     layer, x = LAYERS[name](), torch.randn(N, F)
     extra = (torch.randn(E, F),) if name == "gine" else ()
     right = outcome(copy.deepcopy(layer), x, extra, times=times)

@@ -80,7 +80,7 @@ def test_where_pyg_lib_is_installed_it_stays_unless_a_setting_asks(monkeypatch):
     monkeypatch.setattr(torch_geometric.typing, "WITH_PYG_LIB", True)
     with pyg_accel.patched():
         assert not torch_geometric.typing.WITH_KNN
-    monkeypatch.setattr(settings, "replace_pyg_lib", True)
+    settings.replace_pyg_lib = True
     with pyg_accel.patched():
         assert torch_geometric.typing.WITH_KNN
 

@@ -1,19 +1,12 @@
 """PYG_ACCEL_VERIFY: no wrong result passes, and no right one is complained of."""
 
-from dataclasses import replace
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
-from torch_geometric.nn import GCN, PNAConv, SAGEConv, SimpleConv
+from torch_geometric.nn import GCN, HeteroConv, PNAConv, RGCNConv, SAGEConv, SimpleConv
 
 import pyg_accel
-from pyg_accel.backends import get_backend
-from pyg_accel.backends.base import Launch
-from pyg_accel.backends.dispatch import forget_decisions
 from pyg_accel.errors import VerificationError
-from pyg_accel.patching import gate, programs
 from pyg_accel.settings import settings
 
 pytestmark = pytest.mark.usefixtures("always")
@@ -29,29 +22,6 @@ def x() -> Tensor:
 @pytest.fixture
 def edge_index() -> Tensor:
     return torch.randint(0, N, (2, E))
-
-
-@pytest.fixture
-def off_by(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Make every result of the kernels wrong by a factor."""
-
-    def change(factor: float) -> None:
-        kernels = get_backend("cpu").kernels
-        gspmm = kernels["gspmm"]
-
-        def wrong(*args: Any, **kwargs: Any) -> Any:
-            right = gspmm.bind(*args, **kwargs)
-
-            def on(csr: Any) -> Launch:
-                launch = right(csr)
-                return Launch(lambda given: [t * factor for t in launch(given)], listed=True)
-
-            return on
-
-        monkeypatch.setitem(kernels, "gspmm", replace(gspmm, bind=wrong))
-        forget_decisions()
-
-    return change
 
 
 def test_verify_passes_on_right_results_and_draws_no_other_random_numbers(x, edge_index):
@@ -154,21 +124,23 @@ def test_a_layer_that_cannot_run_in_double_is_held_to_the_tolerance(x, edge_inde
             layer(x, edge_index)
 
 
-def test_a_program_that_goes_on_with_an_old_value_is_found(x, edge_index, monkeypatch):
-    class Scaled(SAGEConv):
-        scale = 1.0
+EDGE_TYPES = [("a", f"to {i}", "a") for i in range(3)]
+OF_RELATIONS = {
+    "RGCNConv": lambda x, edges: (RGCNConv(6, 4, 3), (x, edges, torch.arange(E) % 3)),
+    "HeteroConv": lambda x, edges: (
+        HeteroConv({kind: SAGEConv(6, 4) for kind in EDGE_TYPES}),
+        ({"a": x}, dict.fromkeys(EDGE_TYPES, edges)),
+    ),
+}
 
-        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-            return super().forward(x, edge_index) * self.scale
 
-    settings.verify, layer = True, Scaled(6, 4)
+@pytest.mark.parametrize("name", OF_RELATIONS)
+def test_a_wrong_result_of_stacked_relations_is_found(name, x, edge_index, off_by, report_of):
+    layer, args = OF_RELATIONS[name](x, edge_index)
+    settings.verify = True
     with pyg_accel.patched():
-        for _ in range(3):
-            layer(x, edge_index)
-        assert programs.find(layer, "call").programs[0].state.used
-        layer.scale = 2.0
-        layer(x, edge_index)
-        monkeypatch.setattr(gate, "unchanged", lambda parts: True)
-        layer.scale = 3.0
-        with pytest.raises(VerificationError, match="Scaled"):
-            layer(x, edge_index)
+        layer(*args)
+        assert "mean_j u0, 3 relations" in {row.formula for row in report_of()}
+        off_by(1.5, above=N)  # not of the layer of a relation, whose calls are verified too
+        with pytest.raises(VerificationError, match=name):
+            layer(*args)

@@ -15,6 +15,8 @@ from torch_geometric.nn import MessagePassing
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
 import pyg_accel
+from benchmarks.layers.modes import traces
+from pyg_accel.patching import programs
 
 pytestmark = pytest.mark.usefixtures("always")
 
@@ -35,7 +37,6 @@ SCALES = {
     "slice of a tuple": lambda n: len((1, 2, 3, 4)[n // 30 :]) + 1,
     "type": lambda n: 2 if type(n) is int else 3,
     "class": lambda n: 2 if n.__class__ is int else 3,
-    "recorded": lambda n: n * 2 + n // 7,
 }
 
 
@@ -75,6 +76,18 @@ def assert_like_stock(layer: MessagePassing, *sizes: int) -> None:
 @pytest.mark.parametrize("name", SCALES)
 def test_numbers_of_sizes_are_never_constants(name):
     assert_like_stock(Scaled(SCALES[name]), 40, 41, 60, 61, 90, 40, 33)
+
+
+def test_one_program_for_several_sizes_computes_numbers_of_them():
+    layer, later = Scaled(lambda n: n * 2 + n // 7), (60, 61, 90, 40, 33)
+    assert_like_stock(layer, 40, 41)  # at the second size it is recorded for all
+    with traces() as entered:
+        assert_like_stock(layer, *later)
+        with pyg_accel.patched():
+            layer(*graph(later[0]))
+            assert len(programs.find(layer, "call").programs) == 1
+            assert not programs.why(layer, "call")
+    assert not entered
 
 
 class Depth(Sums):

@@ -13,8 +13,6 @@ import pyg_accel
 from pyg_accel import layers as layers_of_maxk
 from pyg_accel import optimize
 from pyg_accel.errors import VerificationError
-from pyg_accel.rewrite import layer
-from pyg_accel.rewrite.lower import lower
 from pyg_accel.rewrite.optimized import rewritten_layers
 from pyg_accel.settings import settings
 
@@ -268,15 +266,11 @@ def test_beside_patch_and_on_another_backend():
         same(model, fast, *args)
 
 
-def test_verification_compares_with_the_original(monkeypatch):
+def test_verification_compares_with_the_original(off_by):
     settings.verify = True
     model, args = Net(), inputs()
     optimize(model, *args)
-
-    def doubled(builder, *args, **kwargs):
-        return builder.call(torch.mul, lower(builder, *args, **kwargs), 2.0)
-
-    monkeypatch.setattr(layer, "lower", doubled)
+    off_by(1.5)
     with pytest.raises(VerificationError, match="Net, rewritten"):
         optimize(model, *args)
 

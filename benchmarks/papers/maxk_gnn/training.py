@@ -30,7 +30,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GCNConv, GINConv, SAGEConv
 
 import pyg_accel
-from benchmarks.papers import tables
+from benchmarks.papers import figures, tables
 from benchmarks.tools import datasets, plot, results, tasks
 from benchmarks.tools.graphs import community_task
 from benchmarks.tools.timing import captured
@@ -231,7 +231,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if options.square:
         folder = options.out or results.FOLDER / FOLDER
-        plot.save(plot.draw_square(learn_square()), folder / "maxk_square.png")
+        plot.save(figures.draw_square(learn_square()), folder / "maxk_square.png")
         return
     if options.quick:
         options.datasets, options.nodes, options.hidden = ("community",), 2_000, 32
