@@ -231,9 +231,8 @@ def off_by(monkeypatch: pytest.MonkeyPatch) -> Any:
 
             def on(csr: Any) -> Launch:
                 launch = bound(csr)
-                if len(csr.rowptr) - 1 <= above:
-                    return launch
-                return Launch(lambda given: [t * factor for t in launch(given)], listed=True)
+                wrong = Launch(lambda given: [t * factor for t in launch(given)], listed=True)
+                return wrong if len(csr.rowptr) - 1 > above else launch
 
             return on
 

@@ -15,6 +15,7 @@ from torch_geometric.nn import GCNConv, MessagePassing, SAGEConv
 
 import pyg_accel
 from pyg_accel.patching import layers, overrides, programs, reasons, sampling
+from pyg_accel.patching.trace import Trace
 from pyg_accel.record.walk import Walk
 
 pytestmark = pytest.mark.usefixtures("always")
@@ -73,12 +74,11 @@ def test_sampled_blocks_of_threads_end_in_any_order() -> None:
 
 
 class Keeps(MessagePassing):
-    """Keeps its first messages; while they are made, something else may happen."""
+    """Keeps its first messages."""
 
-    def __init__(self, meanwhile: Callable[[], object] = lambda: None) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.first: Tensor | None = None
-        self.meanwhile = [meanwhile]
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         return self.propagate(edge_index, x=x)
@@ -86,15 +86,24 @@ class Keeps(MessagePassing):
     def message(self, x_j: Tensor) -> Tensor:
         if self.first is None:
             self.first = x_j.relu()
-        while self.meanwhile:
-            self.meanwhile.pop()()
         return 2 * x_j
 
 
-def test_messages_of_another_thread_are_left_to_it(x: Tensor, edge_index: Tensor) -> None:
-    expected, outs = Keeps()(x, edge_index), []
-    # With gradients, unlike the call in which it happens.
-    layer = Keeps(lambda: in_thread(lambda: outs.append(layer(x, edge_index))))
+def test_messages_of_another_thread_are_left_to_it(
+    x: Tensor, edge_index: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = Keeps()(x, edge_index)
+    layer, outs, reduce = Keeps(), [], Trace.reduce
+
+    def call() -> None:  # with gradients, unlike that of the other thread
+        outs.append(layer(x, edge_index))
+
+    def while_another_thread_runs(*args: Any) -> list[Tensor]:
+        monkeypatch.setattr(Trace, "reduce", reduce)
+        in_thread(call)
+        return reduce(*args)
+
+    monkeypatch.setattr(Trace, "reduce", while_another_thread_runs)
     with pyg_accel.patched(), torch.no_grad():
         pyg_accel.reset_report()
         outs.append(layer(x, edge_index))

@@ -7,6 +7,7 @@ from torch_geometric.nn import GCN, HeteroConv, PNAConv, RGCNConv, SAGEConv, Sim
 
 import pyg_accel
 from pyg_accel.errors import VerificationError
+from pyg_accel.patching import gate, programs
 from pyg_accel.settings import settings
 
 pytestmark = pytest.mark.usefixtures("always")
@@ -121,6 +122,26 @@ def test_a_layer_that_cannot_run_in_double_is_held_to_the_tolerance(x, edge_inde
         layer(x, edge_index)
         off_by(1.5)
         with pytest.raises(VerificationError, match="Scales"):
+            layer(x, edge_index)
+
+
+def test_a_program_that_goes_on_with_an_old_value_is_found(x, edge_index, monkeypatch):
+    class Scaled(SAGEConv):
+        scale = 1.0
+
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            return super().forward(x, edge_index) * self.scale
+
+    settings.verify, layer = True, Scaled(6, 4)
+    with pyg_accel.patched():
+        for _ in range(3):
+            layer(x, edge_index)
+        assert programs.find(layer, "call").programs[0].state.used
+        layer.scale = 2.0
+        layer(x, edge_index)
+        monkeypatch.setattr(gate, "unchanged", lambda parts: True)
+        layer.scale = 3.0
+        with pytest.raises(VerificationError, match="Scaled"):
             layer(x, edge_index)
 
 
