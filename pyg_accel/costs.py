@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from pyg_accel.formula import Binary, Const, Operand, children, has_sum, operands_of
+from pyg_accel.formula import Binary, Const, Formula, Operand, children, has_sum, operands_of
 from pyg_accel.formula.computation import NETWORK, OUTER, Computation
 from pyg_accel.runtime.machine import Device
 from pyg_accel.runtime.tuned import device_of_kind, tuned, tuning_file
@@ -126,8 +126,7 @@ def work_of(computed: Iterable[Computation], derived: int = 0) -> Work:
     counted: set[Any] = set()  # PyG computes common parts of formulas once
     for each in computed:
         count, softmax = sum(_REDUCES.get(name, 4) for name in each.reduces), each.score is not None
-        formulas = [f for f in (each.formula, each.score) if f is not None]
-        reads_edges = any(o.side == "e" for f in formulas for o in operands_of(f))
+        reads_edges = bool(_edges_of(each.formula) | _edges_of(each.score))
         plain = _is_plain(each)
         generated += not plain
         parts = {*_parts(each)} - counted
@@ -159,10 +158,14 @@ def relational_work(computed: Computation, stacks: int) -> Work:
     return work_of([computed])._replace(stacks=stacks, overhead=overhead)
 
 
+def _edges_of(formula: Formula | None) -> set[Operand]:
+    return {o for o in operands_of(formula or Const(1.0)) if o.side == "e"}
+
+
 def _has_score_per_feature(computed: Computation) -> bool:
-    """Whether values are features of edges and the scores no sums of them: PyG normalises E x F."""
-    reads_edges = any(o.side == "e" for o in operands_of(computed.formula or Const(1.0)))
-    return reads_edges and not has_sum(computed.score or Const(1.0))
+    """Whether scores are features that the values have too, as in GENConv, not one per head."""
+    shared = _edges_of(computed.formula) & _edges_of(computed.score)
+    return bool(shared) and not has_sum(computed.score or Const(1.0))
 
 
 def _is_plain(computed: Computation) -> bool:
@@ -294,8 +297,8 @@ RATES = {
     ("torch_sparse", "cuda"): Rates(1e-4, 5e-13, 5e-12),
 }
 SLOWEST = Rates(1.0, 2.5e-9)  # the reference: several passes over a row per edge
-# Products of segments on an H100, in seconds: the host's of a product of torch, and those of one
-# row for the one program that adds the rows of a segment; operations per second of both.
+# Products of segments on an H200: seconds of the host for a product of torch, and of the program
+# that adds up a segment for each row, if it has half of them; operations per second.
 _SEGMENT, _SEGMENT_ROW = 1e-5, 4e-9
 _SEGMENT_FLOPS = {"triton": 3e13, "reference": 4e13}
 

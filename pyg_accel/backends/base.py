@@ -86,11 +86,7 @@ class Kernel:
             launch: Callable[[CSR], Launch] = self.bind(csr, *before, operands, *after, **options)
             return launch
         run = self.run
-        if after:
-            return lambda csr: Launch(
-                lambda t: run(csr, *before, t, *after, **options), listed=True
-            )
-        return lambda csr: Launch(run, (csr, *before), listed=True)
+        return lambda csr: Launch(lambda t: run(csr, *before, t, *after, **options), listed=True)
 
 
 def table(

@@ -80,7 +80,8 @@ def _look_up(where: "_Where | None") -> Any:
     owner = _recent.pop(first, None)
     if owner is not None:
         _recent[owner] = owner  # the most recent one
-    hold(entry[1])
+    if _collectors:
+        hold(entry[1])
     return entry[1]
 
 

@@ -25,7 +25,8 @@ from pyg_accel.patching.escaping_tensors import (
     returns_none,
     written,
 )
-from pyg_accel.patching.networks import hooked_inside
+from pyg_accel.patching.lazy import LazyTensor
+from pyg_accel.patching.networks import has_network, hooked_inside
 from pyg_accel.patching.overrides import rendering_reason, template
 from pyg_accel.patching.reasons import (
     RECORDED,
@@ -39,6 +40,7 @@ from pyg_accel.patching.reasons import (
     subclass_reasons,
     torch_records,
 )
+from pyg_accel.patching.rules.common import MAX_MATERIALIZED_WIDTH
 from pyg_accel.patching.rules.rowwise import makes_matrices
 from pyg_accel.patching.sampling import refuse_training
 from pyg_accel.patching.sparse import PRODUCT, multiplied, with_edges
@@ -211,10 +213,12 @@ def softmax(
         return function(src, index, *args, **kwargs)
     options = dict(zip(("ptr", "num_nodes", "dim"), args, strict=False)) | kwargs
     shape = plain_shape(src)
+    materialized = not isinstance(src, LazyTensor) or has_network(src)
     if (
         options.get("ptr") is not None
         or len(shape) not in (1, 2)
         or shape[0] != trace.num_edges
+        or (materialized and shape[1:].numel() > MAX_MATERIALIZED_WIDTH)
         or options.get("dim", 0) not in (0, -len(shape))
         or not src.dtype.is_floating_point
     ):

@@ -115,9 +115,8 @@ class _Builder:
         self.sides = {o.index: SIDES.index(o.side) for f in everything for o in operands_of(f)}
         self.wide_sums: list[Formula] = []
         self.results: list[Formula] = []
-        self.scores = -1
-        if score is not None:
-            self.scores = self.number(self.pulled(score))
+        self.scores = -1  # which number() reads
+        self.scores = -1 if score is None else self.number(self.pulled(score))
         # Rows that a sum over the width has read are in the cache for the terms of sums.
         self.has_sums = any(map(has_sum, everything))
         results = list(zip(formulas, reduces, strict=True))

@@ -75,8 +75,7 @@ def _edge_reasons(spec: OpSpec) -> list[str]:
 
 
 def _segment_reasons(spec: OpSpec) -> list[str]:
-    exact = spec.dtype == torch.float64
-    return _reasons(spec) + ["features are float64, which tl.dot does not take"] * exact
+    return _reasons(spec) + ["tl.dot takes no float64"] * (spec.dtype == torch.float64)
 
 
 def _shares_rows(spec: OpSpec) -> bool:
