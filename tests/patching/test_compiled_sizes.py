@@ -111,7 +111,7 @@ def test_default_settings_give_the_results_of_stock_at_any_size(name, sizes, rep
             torch.testing.assert_close(found, right, rtol=1e-4, atol=2e-5 * scale)
     reasons = {row.reason for row in report_of() if not row.formula}
     expected_reasons = {f"torch.compile: small: fewer than {fewest} edges"}
-    if name in ("eg", "gen"):  # PyG's at any size
+    if name == "eg":  # PyG's at any size
         expected_reasons |= {"torch.compile: what is done depends on data"}
     else:
         assert any(row.formula for row in report_of())
