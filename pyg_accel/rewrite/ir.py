@@ -46,6 +46,22 @@ class _Operators:
         return sum_of((self, other))  # type: ignore[arg-type]
 
 
+class _Compound(_Operators):
+    """Has the rows and columns of its first part, unless its class says otherwise."""
+
+    __slots__ = ()
+
+    @property
+    def rows(self) -> str:
+        """Symbol of its number of rows."""
+        return children(self)[0].rows  # type: ignore[arg-type]
+
+    @property
+    def cols(self) -> str:
+        """Symbol of its number of columns."""
+        return children(self)[0].cols  # type: ignore[arg-type]
+
+
 @dataclass(frozen=True, slots=True)
 class Leaf(_Operators):
     """A matrix by name.
@@ -87,15 +103,10 @@ class Leaf(_Operators):
 
 
 @dataclass(frozen=True, slots=True)
-class Product(_Operators):
+class Product(_Compound):
     """Factors from left to right."""
 
     factors: "tuple[Expr, ...]"
-
-    @property
-    def rows(self) -> str:
-        """The rows of the first factor."""
-        return self.factors[0].rows
 
     @property
     def cols(self) -> str:
@@ -107,27 +118,17 @@ class Product(_Operators):
 
 
 @dataclass(frozen=True, slots=True)
-class Sum(_Operators):
+class Sum(_Compound):
     """Terms of one shape."""
 
     terms: "tuple[Expr, ...]"
-
-    @property
-    def rows(self) -> str:
-        """The rows of every term."""
-        return self.terms[0].rows
-
-    @property
-    def cols(self) -> str:
-        """The columns of every term."""
-        return self.terms[0].cols
 
     def __str__(self) -> str:
         return " + ".join(map(str, self.terms))
 
 
 @dataclass(frozen=True, slots=True)
-class Map(_Operators):
+class Map(_Compound):
     """A function of rows or elements: no product can move past it.
 
     Attributes:
@@ -145,11 +146,6 @@ class Map(_Operators):
     keeps: bool = False
 
     @property
-    def rows(self) -> str:
-        """The rows of the argument."""
-        return self.arg.rows
-
-    @property
     def cols(self) -> str:
         """The columns of the argument, unless the function changes them."""
         return self.cols_out or self.arg.cols
@@ -159,7 +155,7 @@ class Map(_Operators):
 
 
 @dataclass(frozen=True, slots=True)
-class Attend(_Operators):
+class Attend(_Compound):
     """Scores of the edges of ``matrix`` from node features, softmax over every row.
 
     Attributes:
@@ -176,16 +172,6 @@ class Attend(_Operators):
     args: "tuple[Expr, ...]"
     heads: int = 1
     folds: bool = False
-
-    @property
-    def rows(self) -> str:
-        """The rows of the matrix."""
-        return self.matrix.rows
-
-    @property
-    def cols(self) -> str:
-        """The columns of the matrix."""
-        return self.matrix.cols
 
     def __str__(self) -> str:
         return f"{self.name}({', '.join(map(str, (self.matrix, *self.args)))})"

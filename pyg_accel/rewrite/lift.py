@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import fx
 
-from pyg_accel import ops
 from pyg_accel.record.metadata import TensorFacts
 from pyg_accel.rewrite.attention import Attention
 from pyg_accel.rewrite.builder import Builder
@@ -28,8 +27,6 @@ from pyg_accel.rewrite.nodes import called, facts_of, features_of, overwritten_n
 from pyg_accel.rewrite.tree import is_sparse
 
 __all__ = ["NotLifted", "Region", "regions_of"]
-
-_PRODUCTS = ("gspmm", "sampled_spmm")
 
 
 class NotLifted(Exception):
@@ -45,7 +42,6 @@ class Region:
         root: the node that computes it.
         sources: how to compute the value of each leaf, by name.
         attentions: how the scores of attention are computed, by name.
-        maps: functions of features, by name.
         sizes: numbers of columns by symbol.
         sample: arguments of :func:`~pyg_accel.ops.sampled_spmm`, if sums are over samples.
         exchange: in a distributed model, the first node that fetches rows of other processes:
@@ -56,7 +52,6 @@ class Region:
     root: fx.Node
     sources: Mapping[str, Source]
     attentions: Mapping[str, Attention]
-    maps: Mapping[str, Callable[..., Any]]
     sizes: Mapping[str, int]
     sample: Mapping[str, Any] | None
     exchange: fx.Node | None = None
@@ -99,7 +94,6 @@ class _Reading(Messages):
         super().__init__(constants, layer, cuts, overwritten_nodes(graph))
         self.readers: dict[fx.Node, set[fx.Node]] = defaultdict(set)
         self._graph = graph
-        self._maps: dict[str, Callable[..., Any]] = {}
         first = next((n for n in graph.nodes if _sums(n)), None)
         if first is None:
             raise NotLifted(f"{layer} has no sum of messages that is a product")
@@ -152,17 +146,16 @@ class _Reading(Messages):
             if not others:
                 self._set_reason(f"{self._layer} has no linear layer beside its aggregation")
                 continue
-            renamed = named(expr, order, self._root)
+            renamed, names, symbols = named(expr, order, self._root)
             widths = {self._root(s): n for s, n in self._widths.items()}
-            sizes = {new: widths[old] for old, new in renamed.sizes.items() if old in widths}
+            sizes = {new: widths[old] for old, new in symbols.items() if old in widths}
             if "k" in self._widths:
                 sizes["k"] = self._widths["k"]
             yield Region(
-                expr=renamed.expr,
+                expr=renamed,
                 root=node,
-                sources={new: sources[old] for new, old in renamed.names.items()},
+                sources={new: sources[old] for new, old in names.items()},
                 attentions=self._attentions,
-                maps=self._maps,
                 sizes=sizes,
                 sample=self._sampling,
                 exchange=next(iter(self._exchanges), None),
@@ -271,7 +264,6 @@ class _Reading(Messages):
             return None
         self._read.append((value, node))
         self._widths[symbol := f"w{len(self._widths)}#"] = facts_of(node).shape[1]
-        self._maps["concat"], self._maps["mean_heads"] = _concat, _mean_heads
         return Map("mean_heads" if name == "mean" else "concat", self.exprs[value], symbol,
                    free=name != "mean")  # fmt: skip
 
@@ -285,10 +277,8 @@ class _Reading(Messages):
 
     def _maxk(self, node: fx.Node, x: Any, k: int) -> Expr | None:
         expr = self.expr_of(x, node)
-        if expr is None:
+        if expr is None or self._widths.setdefault("k", k) != k:
             return None
-        self._widths["k"] = k
-        self._maps["maxk"] = lambda t: ops.maxk(t, k)
         return Map("maxk", expr, keeps=True)
 
     def _exchanged(self, node: fx.Node, halo: Any, name: Any, features: Any) -> Expr | None:
@@ -302,22 +292,13 @@ class _Reading(Messages):
         return int(facts_of(placeholder).shape[dim])
 
 
-def _concat(t: torch.Tensor) -> torch.Tensor:
-    return t.flatten(1)
-
-
-def _mean_heads(t: torch.Tensor) -> torch.Tensor:
-    return t.mean(dim=1) if t.dim() == 3 else t
-
-
 def _sums(node: fx.Node) -> bool:
     """Whether a node is a sum of messages over the edges of a graph."""
-    if node.op != "call_function" or called(node) not in (*_PRODUCTS, "attention"):
+    if node.op != "call_function" or called(node) not in ("gspmm", "sampled_spmm", "attention"):
         return False
     graph = node.args[0]
-    return isinstance(graph, fx.Node) and called(graph) == "graph_of" and (
-        isinstance(facts_of(node), TensorFacts)
-    )  # fmt: skip
+    is_graph = isinstance(graph, fx.Node) and called(graph) == "graph_of"
+    return is_graph and isinstance(facts_of(node), TensorFacts)
 
 
 _MATMUL = partial(_Reading._linear, bias=None, transposed=False)

@@ -206,11 +206,10 @@ class _Lowering:
         return Edges(edges.graph, weight, edges.edge_order)
 
     def _map(self, node: Node, arg: Tree) -> fx.Node:
-        if node.name == WRITTEN:
-            return self._call(node, CBSR.dense, self.value(arg))
-        return self._call(node, self._region.maps[node.name], self.value(arg))
+        return self._call(node, _MAPS[node.name], self.value(arg))
 
-    _select = _map
+    def _select(self, node: Node, arg: Tree) -> fx.Node:
+        return self._call(node, ops.maxk, self.value(arg), self._region.sizes["k"])
 
     def _add(self, node: Node, *args: Tree) -> fx.Node:
         """Add the terms; matrix products among them are accumulated with ``addmm``."""
@@ -251,6 +250,18 @@ class _Lowering:
             total = plus(total, other)
         assert total is not None
         return total
+
+
+def _mean_of_heads(data: Tensor) -> Tensor:
+    return data.mean(dim=1) if data.dim() == 3 else data
+
+
+def _concat(data: Tensor) -> Tensor:
+    return data.flatten(1)
+
+
+# Functions of features by the names of maps.
+_MAPS = {WRITTEN: CBSR.dense, "concat": _concat, "mean_heads": _mean_of_heads}
 
 
 def _in_heads(weight: Tensor, heads: int) -> Tensor:

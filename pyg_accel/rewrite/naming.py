@@ -3,36 +3,27 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 from pyg_accel.rewrite.ir import Attend, Expr, Leaf, Map, Sum, leaves_of, map_children
 
-__all__ = ["Named", "named"]
+__all__ = ["named"]
 
 _SIZES = "KLPQ"
 
 
-class Named(NamedTuple):
-    """An expression with other names.
-
-    Attributes:
-        expr: the expression.
-        names: old names of its leaves by new name.
-        sizes: new symbols by old symbol.
-    """
-
-    expr: Expr
-    names: dict[str, str]
-    sizes: dict[str, str]
-
-
-def named(expr: Expr, order: Sequence[Leaf], root: Callable[[str], str]) -> Named:
+def named(
+    expr: Expr, order: Sequence[Leaf], root: Callable[[str], str]
+) -> tuple[Expr, dict[str, str], dict[str, str]]:
     """Name the leaves of an expression by their order in the code.
 
     Args:
         expr: the expression.
         order: all leaves in order; their names are letters and a number: ``W#3``.
         root: returns the same symbol for symbols of equal sizes.
+
+    Returns:
+        The expression with other names; old names of its leaves by new name; new symbols of sizes
+        by old symbol.
     """
     used = dict.fromkeys(leaves_of(expr))
     leaves = [leaf for leaf in order if leaf in used]
@@ -80,7 +71,7 @@ def named(expr: Expr, order: Sequence[Leaf], root: Callable[[str], str]) -> Name
             case result:
                 return result
 
-    return Named(mapped(expr), {new: old for old, new in names.items()}, symbols)
+    return mapped(expr), {new: old for old, new in names.items()}, symbols
 
 
 def _in_heads(expr: Expr) -> Expr:

@@ -236,18 +236,14 @@ def assumptions_of(
         if is_ones(leaf):
             continue
         nodes = region.sources[leaf.name].nodes
-        has_gradient = any(map(learns, nodes))
-        if is_sparse(leaf) or leaf.kind == "diagonal":
-            if has_gradient:
-                learned.add(leaf.name)
-            elif all(map(lasts, nodes)):
-                same.add(leaf.name)
-        elif leaf.kind == "data":
-            if static.issuperset(nodes) and not has_gradient:
-                same.add(leaf.name)
-            elif has_gradient or not torch.is_grad_enabled():
-                learned.add(leaf.name)
-        elif has_gradient:
+        if any(map(learns, nodes)):
             learned.add(leaf.name)
+        elif leaf.kind == "data":
+            if static.issuperset(nodes):
+                same.add(leaf.name)
+            elif not torch.is_grad_enabled():
+                learned.add(leaf.name)
+        elif (is_sparse(leaf) or leaf.kind == "diagonal") and all(map(lasts, nodes)):
+            same.add(leaf.name)
     sampled, spread = region.sample is not None, region.exchange is not None
     return Assumptions(train, frozenset(learned), frozenset(same), sampled, spread)

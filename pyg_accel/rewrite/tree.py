@@ -140,18 +140,14 @@ def static_nodes(tree: Tree, leaves: frozenset[str]) -> set[Node]:
     return static
 
 
-def folded_nodes(tree: Tree) -> set[Node]:
+def folded_nodes(tree: Tree) -> set[Tree]:
     """Return the products ``X W`` that only scores of attention read; they use ``X (W a)``."""
-    readers: dict[Node, list[Node]] = {}
+    by_scores: set[Tree] = set()
+    by_others: set[Tree] = set()
     for node in nodes_of(tree):
-        for arg in node.args:
-            if isinstance(arg, Node) and arg.op == "gemm":
-                readers.setdefault(arg, []).append(node)
-    return {
-        product
-        for product, users in readers.items()
-        if all(user.op == "attend" and user.folds for user in users)
-    }
+        readers = by_scores if node.op == "attend" and node.folds else by_others
+        readers.update(a for a in node.args if isinstance(a, Node) and a.op == "gemm")
+    return by_scores - by_others
 
 
 def composition_of(tree: Tree) -> str:
