@@ -10,23 +10,22 @@ __all__ = ["RealRows", "masked_batch_norm", "moments"]
 
 
 class RealRows:
-    """Masks of the real rows and of the padding of tensors.
+    """A mask of the padding of tensors, and the number of real rows.
 
     Computed once for all normalisations of a call, as small kernels dominate its time.
 
     Attributes:
-        real: [R] bool.
-        padding: [R] bool, the complement.
+        padding: [R] bool.
         count: [], the number of real rows.
         groups: [2] float, the number of all rows, and minus the number of rows of padding.
         counts: [1] int32, ``count`` in the form that a kernel takes.
     """
 
-    def __init__(self, rows: int, count: Tensor, real: Tensor | None = None) -> None:
+    def __init__(self, rows: int, count: Tensor, padding: Tensor | None = None) -> None:
         """By default the first ``count`` rows are real."""
-        self.count = count
-        self.real = torch.arange(rows, device=count.device) < count if real is None else real
-        self.padding = ~self.real
+        if padding is None:
+            padding = torch.arange(rows, device=count.device) >= count
+        self.count, self.padding = count, padding
         self.groups = torch.stack([torch.full_like(count, rows), count - rows]).float()
         self.counts = count.to(torch.int32).view(1)
         self._scales: dict[tuple[int, float], Tensor] = {}
@@ -109,7 +108,7 @@ class _FusedBatchNorm(torch.autograd.Function):
         ctx: Any, x: Tensor, rows: RealRows, weight: Tensor | None, bias: Tensor | None,
         stats: tuple[Tensor | None, Tensor | None], momentum: float, eps: float,
     ) -> Tensor:  # fmt: skip
-        filled = torch.where(rows.real.view(-1, 1), x, x[:1])
+        filled = torch.where(rows.padding.view(-1, 1), x[:1], x)
         mean, scale = torch.batch_norm_stats(filled, eps)
         means = torch.stack([mean, x[0].to(mean.dtype)])
         scales = torch.stack([scale, rows.scale(x.size(1), eps)])

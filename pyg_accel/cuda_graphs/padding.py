@@ -342,15 +342,11 @@ class Padding:
     def rows(self, axis: str) -> RealRows:
         """Return the masks of the rows of an axis."""
         if axis not in self._real and axis in self._new_edges:
-            real = (self._new_edges[axis] < self.counts["nodes"]).all(0)
-            self._real[axis] = RealRows(len(real), real.sum(), real)
+            padding = (self._new_edges[axis] >= self.counts["nodes"]).any(0)
+            self._real[axis] = RealRows(len(padding), len(padding) - padding.sum(), padding)
         elif axis not in self._real:
             self._real[axis] = RealRows(self.layout.rows[axis], self.counts[axis])
         return self._real[axis]
-
-    def real(self, axis: str, like: Tensor) -> Tensor:
-        """Return a mask of the real rows that broadcasts to a tensor of such rows."""
-        return self.rows(axis).real.view(-1, *[1] * (like.dim() - 1))
 
     def void(self, axis: str, like: Tensor) -> Tensor:
         """Return a mask of the padding that broadcasts to a tensor of such rows."""
@@ -388,27 +384,28 @@ class Padding:
             behind = nodes.expand_as(ids).masked_fill(ids > bucket["graphs"], bucket["nodes"])
             return torch.where(ids <= counts["graphs"], tensor, behind.to(tensor))
         if role.kind == "edge_index":
-            real = self.rows(role.axis).real
-            self._check(tensor, real, counts["nodes"], "node")
+            void = self.rows(role.axis).padding
+            self._check(tensor, void, counts["nodes"], "node")
             ends = self.ends(tensor.size(1)).to(tensor.dtype)
-            self.edges.append(torch.where(real, tensor, ends))
+            self.edges.append(torch.where(void, ends, tensor))
             return self.edges[-1]
+        void = self.void(role.axis, tensor)
         if role.kind == "batch":
-            self._check(tensor, self.rows(role.axis).real, counts["graphs"], "graph")
-            self.batch = tensor.masked_fill(self.rows(role.axis).padding, bucket["graphs"])
+            self._check(tensor, void, counts["graphs"], "graph")
+            self.batch = tensor.masked_fill(void, bucket["graphs"])
             return self.batch
         if tensor.dtype == torch.bool:
-            return tensor & self.real(role.axis, tensor)
+            return tensor.masked_fill(void, False)
         padding = tensor[:1].detach()
         if tensor.is_floating_point():
             if role.axis not in ("nodes", "graphs"):
                 padding = padding_like(padding)
             padding = padding * self.poison.to(tensor.dtype)
-        return torch.where(self.real(role.axis, tensor), tensor, padding)
+        return torch.where(void, padding, tensor)
 
-    def _check(self, ids: Tensor, real: Tensor, count: Tensor, what: str) -> None:
+    def _check(self, ids: Tensor, void: Tensor, count: Tensor, what: str) -> None:
         """Fail on real ids that are out of range: they would refer to padding."""
-        inside = ~((ids >= count) & real).any()
+        inside = (void | (ids < count)).all()
         torch._assert_async(inside, f"found a {what} id that is as large as the number of {what}s")
 
     def clear(self, out: Tensor) -> Tensor:

@@ -105,10 +105,8 @@ def _combinations(terms: tuple[Expr, ...], scaling: str) -> Iterator[tuple[Tree,
         yield tuple(chosen[number] for number in range(len(terms)))
 
 
-def _anonymous(tree: Tree | None) -> str:
+def _anonymous(tree: Tree) -> str:
     """Return a tree as text without the names of its leaves."""
-    if tree is None:
-        return "-"
     if isinstance(tree, Leaf):
         return f"{tree.kind}{tree.rows}{tree.cols}{tree.power}"
     return f"{tree.op}{tree.name}({','.join(map(_anonymous, tree.args))})"
@@ -154,10 +152,9 @@ def _pair(left: Tree, right: Tree, scaling: str) -> Node | None:
         return Node("spmm", (left, right), *shape, heads=heads)
     if left.kind in ("data", "weight") and right.kind == "weight":
         return Node("gemm", (left, right), *shape, left.kind, heads)
-    if scaling == "any" and _is_vector(left) and is_matrix(right):
-        return _scale_edges(left, right, None)
-    if scaling == "any" and is_matrix(left) and _is_vector(right):
-        return _scale_edges(None, left, right)
+    sides = {_is_vector(left) and is_matrix(right), is_matrix(left) and _is_vector(right)}
+    if scaling == "any" and any(sides):
+        return _scale_edges(left, right)
     # (D A) D is left out: _candidates() yields D A D as one step.
     return None
 
@@ -166,9 +163,9 @@ def _is_vector(tree: Tree) -> TypeGuard[Leaf]:
     return isinstance(tree, Leaf) and tree.kind == "diagonal" and not tree.number
 
 
-def _scale_edges(left: Tree | None, matrix: Tree, right: Tree | None) -> Node:
-    return Node("scale_edges", (left, matrix, right), matrix.rows, matrix.cols, "weighted",
-                matrix.heads)  # fmt: skip
+def _scale_edges(*args: Tree) -> Node:
+    (matrix,) = filter(is_sparse, args)
+    return Node("scale_edges", args, matrix.rows, matrix.cols, "weighted", matrix.heads)
 
 
 def _scale_all(chain: tuple[Tree, ...]) -> tuple[Tree, ...]:
@@ -184,14 +181,14 @@ def _scale_all(chain: tuple[Tree, ...]) -> tuple[Tree, ...]:
         if not is_matrix(item):
             result.append(item)
             continue
-        left = result.pop() if result and _is_vector(result[-1]) else None
-        right: Tree | None = None
+        args = [result.pop(), item] if result and _is_vector(result[-1]) else [item]
         if remaining and _is_vector(diagonal := remaining[0]):
             if len(remaining) == 1 or not is_sparse(remaining[1]):
-                right = remaining.pop(0)
+                args.append(remaining.pop(0))
             elif diagonal.power == 2:
-                right = remaining[0] = replace(diagonal, power=1)
-        result.append(item if left is None and right is None else _scale_edges(left, item, right))
+                remaining[0] = replace(diagonal, power=1)
+                args.append(remaining[0])
+        result.append(_scale_edges(*args) if len(args) > 1 else item)
     return tuple(result)
 
 

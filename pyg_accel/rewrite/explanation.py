@@ -101,11 +101,11 @@ def _draw(tree: Tree, numbers: "count[int]", drawn: dict[Tree, int], lines: list
     """Append the nodes and edges of a tree; return the number of its root."""
     if tree in drawn:
         return drawn[tree]
-    number, name, args = next(numbers), str(tree), tuple[Tree | None, ...]()
+    number, name, args = next(numbers), str(tree), tuple[Tree, ...]()
     if isinstance(tree, Node):
         drawn[tree], args, name = number, tree.args, tree.name or "mean " * tree.mean + tree.op
     lines.append(f"n{number} [label={quoted(name)}];")
-    parts = [_draw(arg, numbers, drawn, lines) for arg in args if arg is not None]
+    parts = [_draw(arg, numbers, drawn, lines) for arg in args]
     lines += [f"n{number} -> n{part};" for part in parts]
     return number
 

@@ -97,9 +97,10 @@ class _Reading(Messages):
         first = next((n for n in graph.nodes if _sums(n)), None)
         if first is None:
             raise NotLifted(f"{layer} has no sum of messages that is a product")
-        _, self._rows, self._cols, self._target, *_ = first.args[0].args
-        self._bipartite = self._rows != self._cols
-        self._num_rows, self._num_cols = facts_of(first).shape[0], self._num_sources()
+        self._ends = first.args[0].args[1:4]
+        targets, sources, _ = self._ends
+        self._bipartite = targets != sources
+        self._num_rows, self._num_cols = facts_of(first).shape[0], _size(sources)
         self._exchanges = [n for n in graph.nodes if called(n) == "exchanged"]
         if self._exchanges:
             self._num_cols = facts_of(features_of(self._exchanges[0])).shape[0]
@@ -284,12 +285,13 @@ class _Reading(Messages):
     def _exchanged(self, node: fx.Node, halo: Any, name: Any, features: Any) -> Expr | None:
         return self.expr_of(features, node)
 
-    def _num_sources(self) -> int:
-        """The number of source nodes, which the graph may read from a shape of an argument."""
-        if isinstance(self._cols, int):
-            return self._cols
-        placeholder, dim = self._cols.args
-        return int(facts_of(placeholder).shape[dim])
+
+def _size(number: Any) -> int:
+    """Return a number of nodes, which the graph may read from a shape of an argument."""
+    if isinstance(number, int):
+        return number
+    placeholder, dim = number.args
+    return int(facts_of(placeholder).shape[dim])
 
 
 def _sums(node: fx.Node) -> bool:

@@ -66,10 +66,8 @@ class _Lowering:
         args = [a for node in nodes_of(tree) for a in node.args]
         self._read_once = {item for item in args if args.count(item) <= 1}
 
-    def value(self, item: Tree | None) -> Any:
+    def value(self, item: Tree) -> Any:
         """Return the node, number or edges that compute a part of the tree."""
-        if item is None:
-            return None
         if item not in self._values:
             if isinstance(item, Leaf):
                 self._values[item] = self._region.sources[item.name].emit(self._b)
@@ -180,23 +178,22 @@ class _Lowering:
             diagonal = self._call(node, Tensor.reshape, diagonal, (-1, *trailing))
         return self._call(node, _scaled if right.kind == "cbsr" else Tensor.mul, data, diagonal)
 
-    def _scale_edges(
-        self, node: Node, left: Tree | None, matrix: Tree, right: Tree | None
-    ) -> Edges:
+    def _scale_edges(self, node: Node, *args: Tree) -> Edges:
         """Multiply the entries of a matrix by diagonals on its left and right."""
-        edges: Edges = self.value(matrix)
+        factors = [self.value(item) for item in args]
+        (edges,) = (factor for factor in factors if isinstance(factor, Edges))
         operands: list[fx.Node] = []
-        formula = ""
-        for side, item in (("v", left), ("u", right)):
-            if item is not None:
-                assert isinstance(item, Leaf)
-                value = self.value(item)
-                if side == "u" and not item.number:
-                    value = self._exchanged(node, value)
-                value = self._call(node, _column, value, edges.graph, side, item.power)
-                operands.append(value)
-                leaf = f"{side}{len(operands) - 1}"
-                formula = f"mul({formula},{leaf})" if formula else leaf
+        formula, side = "", "v"
+        for item, diagonal in zip(args, factors, strict=True):
+            if diagonal is edges:
+                side = "u"
+                continue
+            assert isinstance(item, Leaf)
+            if side == "u" and not item.number:
+                diagonal = self._exchanged(node, diagonal)
+            operands.append(self._call(node, _column, diagonal, edges.graph, side, item.power))
+            leaf = f"{side}{len(operands) - 1}"
+            formula = f"mul({formula},{leaf})" if formula else leaf
         if edges.weight is not None:
             operands.append(self._call(node, Tensor.unsqueeze, edges.weight, -1))
             formula = f"mul({formula},e{len(operands) - 1})"
@@ -217,25 +214,22 @@ class _Lowering:
         others: list[fx.Node] = []
         products: list[Node] = []
         ones: Tree | None = None
+        once = self._read_once.__contains__
 
         def plus(first: fx.Node | None, second: fx.Node) -> fx.Node:
             return second if first is None else self._call(node, Tensor.add, first, second)
 
         for item in args:
-            if item.kind == "bias":
-                total = plus(total, self.value(item))
-            elif isinstance(item, Node) and item.op == "gemm" and item in self._read_once:
-                left, right = item.args
-                assert left is not None and right is not None
-                if is_ones(left):
-                    ones = left  # ones times a row: a bias
-                    total = plus(total, self._b.call(Tensor.squeeze, self.value(right), 0))
-                elif left.heads == 1:
+            match item:
+                case Leaf(kind="bias"):
+                    total = plus(total, self.value(item))
+                case Node(op="gemm", args=(left, row)) if once(item) and is_ones(left):  # a bias
+                    ones = left
+                    total = plus(total, self._b.call(Tensor.squeeze, self.value(row), 0))
+                case Node(op="gemm", args=(left, _)) if once(item) and left.heads == 1:
                     products.append(item)
-                else:
+                case _:
                     others.append(self.value(item))
-            else:
-                others.append(self.value(item))
         for item in products:
             data, weight = (self.value(a) for a in item.args)
             if total is None:

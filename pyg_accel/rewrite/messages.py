@@ -47,9 +47,7 @@ class Messages(Leaves):
         self._overwritten = overwritten
         self.reason = ""
         self._constants, self._layer = constants, layer
-        self._rows: Any = None
-        self._cols: Any = None
-        self._target: Any = None
+        self._ends: tuple[Any, ...] = ()  # numbers of targets and sources, and the target's row
         self._attentions: dict[str, Attention] = {}
         self._sampling: dict[str, Any] | None = None
 
@@ -91,9 +89,7 @@ class Messages(Leaves):
 
     def _is_graph(self, graph: fx.Node) -> bool:
         """Whether a graph has the sources and targets of the other graphs."""
-        return graph.op == "call_function" and graph.args[1:4] == (
-            self._rows, self._cols, self._target,
-        )  # fmt: skip
+        return graph.op == "call_function" and graph.args[1:4] == self._ends
 
     def _messages(
         self, node: fx.Node, graph: fx.Node, formula: Formula, operands: Any, *, mean: bool

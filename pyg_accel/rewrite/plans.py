@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import zip_longest
 from textwrap import wrap
 from typing import Any
@@ -156,18 +156,16 @@ def plan(
 def _layer(path: str, layer: Reassociation) -> LayerPlan:
     calls = tuple(layer.calls) if path else ()  # the model itself is called by the wrapper
     reasons = tuple(layer.reasons) or (() if layer.decisions else ("it was not called",))
-    empty = LayerPlan(path, type(layer.layer).__name__, "", {}, (), "", "", reasons, calls)
+    name = type(layer.layer).__name__
     if not layer.decisions:
-        return empty
+        return LayerPlan(path, name, "", {}, (), "", "", reasons, calls)
     decision = layer.decisions[-1]
     trees = sorted(
         (_tree(decision, tree) for tree in decision.pruned.all),
         key=lambda t: (not t.chosen, t.verdict.startswith("pruned"), t.seconds or 0.0),
     )
-    return replace(
-        empty, algebra=str(decision.form), sizes=_sizes(decision), trees=tuple(trees),
-        by=decision.choice.by, source=decision.choice.source,
-    )  # fmt: skip
+    return LayerPlan(path, name, str(decision.form), _sizes(decision), tuple(trees),
+                     decision.choice.by, decision.choice.source, reasons, calls)  # fmt: skip
 
 
 def _sizes(decision: Decision) -> dict[str, int]:

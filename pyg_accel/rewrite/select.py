@@ -33,6 +33,23 @@ QUICK = 3e-3
 
 
 @dataclass(frozen=True)
+class Options:
+    """The options of :func:`~pyg_accel.optimize`.
+
+    Attributes:
+        train: optimize the forward and backward pass together, not the forward pass alone.
+        choose: the choice of the user, if there is one.
+        cost: the cost model; the default for the device if None.
+        price_all: predict the time of every tree, also where sizes suffice.
+    """
+
+    train: bool = False
+    choose: Choose | None = None
+    cost: CostModel | None = None
+    price_all: bool = False
+
+
+@dataclass(frozen=True)
 class Choice:
     """A tree, and why.
 
@@ -51,16 +68,10 @@ class Choice:
 
 
 def decide(
-    pruned: Associations,
-    sizes: Mapping[str, int],
-    graphs: Features,
-    model: CostModel,
-    *,
-    fresh: bool = False,
-    choose: Choose | None = None,
+    pruned: Associations, sizes: Mapping[str, int], graphs: Features, model: CostModel,
+    options: Options = Options(), *, fresh: bool = False,
     slowest: Callable[[Sequence[float]], list[float]] | None = None,
-    price_all: bool = False,
-) -> Choice:
+) -> Choice:  # fmt: skip
     """Choose a tree: by the sizes if they suffice, else by the cost model.
 
     Args:
@@ -69,25 +80,24 @@ def decide(
         graphs: returns features of a matrix of edges by name, or of its transpose; called only if
             the cost model is used.
         model: the cost model.
+        options: of ``optimize()``.
         fresh: whether every call has a new graph, so that nothing computed once is shared.
-        choose: the choice of the user, if there is one.
         slowest: replaces predictions with the largest of all processes, which have to choose the
             same tree.
-        price_all: whether to predict the time of every tree, also where sizes suffice.
 
     Raises:
-        ValueError: if ``choose`` is not a tree of this layer.
+        ValueError: if the user's choice is not a tree of this layer.
     """
     candidates = pruned.candidates(sizes.get("F", 0), sizes.get("H", 0))
-    if choose is not None:
-        candidates, by = (forced(pruned, choose),), "forced"
+    if options.choose is not None:
+        candidates, by = (forced(pruned, options.choose),), "forced"
     elif len(candidates) > 1:
         by = "cost"
     else:
         by = "sizes" if len(pruned.promoted) > 1 else "the only one"
-    if by != "cost" and not price_all:
+    if by != "cost" and not options.price_all:
         return Choice(candidates[0], by, "", {})
-    trees = pruned.all if price_all else candidates
+    trees = pruned.all if options.price_all else candidates
     works = dict.fromkeys(work for tree in trees for work in pruned.bills[tree].all)
     times = dict(zip(works, model.many([w.primitive(sizes, graphs) for w in works]), strict=True))
     calls = 1 if fresh else CALLS
@@ -122,23 +132,6 @@ def forced(pruned: Associations, choose: Choose) -> Tree:
 
 
 @dataclass(frozen=True)
-class Options:
-    """The options of :func:`~pyg_accel.optimize`.
-
-    Attributes:
-        train: optimize the forward and backward pass together, not the forward pass alone.
-        choose: the choice of the user, if there is one.
-        cost: the cost model; the default for the device if None.
-        price_all: predict the time of every tree, also where sizes suffice.
-    """
-
-    train: bool = False
-    choose: Choose | None = None
-    cost: CostModel | None = None
-    price_all: bool = False
-
-
-@dataclass(frozen=True)
 class Decision:
     """The choice for a region, and its inputs.
 
@@ -165,14 +158,9 @@ class Decision:
 
 
 def make_decision(
-    region: Region,
-    assumed: Assumptions,
-    options: Options,
-    graphs: Mapping[str, Graph],
-    *,
-    fresh: bool = False,
-    slowest: Callable[[Sequence[float]], list[float]] | None = None,
-) -> Decision:
+    region: Region, assumed: Assumptions, options: Options, graphs: Mapping[str, Graph], *,
+    fresh: bool = False, slowest: Callable[[Sequence[float]], list[float]] | None = None,
+) -> Decision:  # fmt: skip
     """Choose a tree for a region.
 
     A roofline decides first, by the sizes of the graph. If it predicts that the layer takes longer
@@ -200,9 +188,7 @@ def make_decision(
         def features(name: str, transposed: bool) -> GraphFeatures:
             return measure(graphs[name], transposed=transposed)
 
-        return decide(pruned, sizes, features, model, fresh=fresh,
-                      choose=options.choose, slowest=slowest,
-                      price_all=options.price_all)  # fmt: skip
+        return decide(pruned, sizes, features, model, options, fresh=fresh, slowest=slowest)
 
     model = options.cost or cost_model(graph.device)
     if not isinstance(model, Learned | Roofline):

@@ -28,9 +28,9 @@ class Node:
 
     Attributes:
         op: the primitive, with its arguments: ``gemm`` (data, weight), ``spmm`` (matrix, data),
-            ``scale_rows`` (diagonal, data), ``scale_edges`` (diagonal or None, matrix, diagonal or
-            None), ``add`` (terms), ``map`` (argument), ``attend`` (matrix, features), ``select``
-            (argument): a map that keeps ``k`` columns of each row.
+            ``scale_rows`` (diagonal, data), ``scale_edges`` (a matrix, with a diagonal before it,
+            after it, or both), ``add`` (terms), ``map`` (argument), ``attend`` (matrix, features),
+            ``select`` (argument): a map that keeps ``k`` columns of each row.
         args: its arguments.
         rows: symbol of its number of rows.
         cols: symbol of its number of columns per head.
@@ -43,7 +43,7 @@ class Node:
     """
 
     op: str
-    args: "tuple[Tree | None, ...]"
+    args: "tuple[Tree, ...]"
     rows: str
     cols: str
     kind: str = "data"
@@ -66,7 +66,7 @@ class Node:
         return Node, tuple(getattr(self, f.name) for f in fields(self) if f.init)
 
     def __str__(self) -> str:
-        args = [str(a) for a in self.args if a is not None]
+        args = [*map(str, self.args)]
         if self.op == "add":
             return f"({' + '.join(args)})"
         if self.name:
@@ -89,28 +89,25 @@ def is_sparse(tree: Tree) -> bool:
     return tree.kind in SPARSE
 
 
-def leaves_in(tree: Tree | None) -> Iterator[Leaf]:
+def leaves_in(tree: Tree) -> Iterator[Leaf]:
     """Yield every leaf from left to right, with repetitions."""
     if isinstance(tree, Leaf):
         yield tree
-    elif tree is not None:
+    else:
         for arg in tree.args:
             yield from leaves_in(arg)
 
 
-def matrix_of(tree: Tree | None) -> Leaf:
+def matrix_of(tree: Tree) -> Leaf:
     """Return the matrix of edges in a product with one, or in another matrix with its entries."""
-    if isinstance(tree, Leaf):
-        return tree
-    assert tree is not None
-    return next(matrix_of(a) for a in tree.args if a is not None and is_sparse(a))
+    return tree if isinstance(tree, Leaf) else next(map(matrix_of, filter(is_sparse, tree.args)))
 
 
 def nodes_of(tree: Tree) -> Iterator[Node]:
     """Yield every distinct node once, arguments before their users."""
     seen: set[Node] = set()
 
-    def walk(item: Tree | None) -> Iterator[Node]:
+    def walk(item: Tree) -> Iterator[Node]:
         if not isinstance(item, Node) or item in seen:
             return
         seen.add(item)
@@ -133,8 +130,7 @@ def static_nodes(tree: Tree, leaves: frozenset[str]) -> set[Node]:
     static: set[Node] = set()
     for node in nodes_of(tree):
         if node.op not in ("attend", "map", "gemm") and all(
-            a is None or (a.name in leaves if isinstance(a, Leaf) else a in static)
-            for a in node.args
+            a.name in leaves if isinstance(a, Leaf) else a in static for a in node.args
         ):
             static.add(node)
     return static

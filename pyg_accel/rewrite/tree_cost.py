@@ -125,10 +125,9 @@ def tree_cost(tree: Tree, assumed: Assumptions) -> TreeCost:
     saved: dict[object, tuple[str, str, int]] = {}
     learned: dict[Tree, bool] = {}
 
-    def needs(tree: Tree | None) -> bool:
-        if tree is None or not assumed.train:
-            return False
-        return tree.name in assumed.learned if isinstance(tree, Leaf) else learned[tree]
+    def needs(tree: Tree) -> bool:
+        known = tree.name in assumed.learned if isinstance(tree, Leaf) else learned[tree]
+        return assumed.train and known
 
     nodes = list(nodes_of(tree))
     accumulated = {arg for n in nodes if n.op == "add" for arg in _accumulated(n)}
@@ -140,7 +139,7 @@ def tree_cost(tree: Tree, assumed: Assumptions) -> TreeCost:
         learned[node] = any(map(needs, node.args))
         if node in folded:
             learned[node] = True
-            forward += [PrimitiveCall("gemm", node.rows, node.args[0].cols, "1", 2 * node.heads)]  # type: ignore[union-attr]
+            forward += [PrimitiveCall("gemm", node.rows, node.args[0].cols, "1", 2 * node.heads)]
             if assumed.train:
                 backward += _gemm_gradients(node, needs, scores=True)
             continue
@@ -150,7 +149,7 @@ def tree_cost(tree: Tree, assumed: Assumptions) -> TreeCost:
         data = node.args[-1]
         if node.op == "spmm" and not assumed.sampled and readers[node.args[0]] == 1:
             ahead = [replace(w, fused=_scores_read(node.args[0], data)) for w in ahead]
-        if assumed.spread and node.op == "spmm" and data is not None and data not in sent:
+        if assumed.spread and node.op == "spmm" and data not in sent:
             sent.add(data)  # once for all matrices that multiply it
             rows = PrimitiveCall(
                 "exchange", "h", "", "k" if data.kind == "cbsr" else data.cols, data.heads
@@ -169,10 +168,12 @@ def tree_cost(tree: Tree, assumed: Assumptions) -> TreeCost:
     return TreeCost(tuple(forward), tuple(backward), tuple(saved.values()))
 
 
-def _scores_read(matrix: Tree | None, data: Tree | None) -> bool:
+def _scores_read(matrix: Tree, data: Tree) -> bool:
     """Whether attention computes its scores per edge from all columns of these features."""
-    attends = isinstance(matrix, Node) and matrix.op == "attend" and not matrix.folds
-    return attends and data in matrix.args  # type: ignore[union-attr]
+    match matrix:
+        case Node(op="attend", args=args, folds=False):
+            return data in args
+    return False
 
 
 def _accumulated(node: Node) -> list[Tree]:
@@ -185,7 +186,6 @@ def _forward(node: Node, *, sampled: bool = False) -> list[PrimitiveCall]:
     rows, cols, heads = node.rows, node.cols, node.heads
     match node.op:
         case "gemm":
-            assert a[0] is not None
             return [PrimitiveCall("gemm", rows, a[0].cols, cols, heads)]
         case "spmm":
             return [_spmm(node, sampled=sampled)]
@@ -196,23 +196,22 @@ def _forward(node: Node, *, sampled: bool = False) -> list[PrimitiveCall]:
                 PrimitiveCall("scale_rows", rows, "", "k" if node.kind == "cbsr" else cols, heads)
             ]
         case "scale_edges":
-            return [PrimitiveCall("scale_edges", rows, "", "1", heads, matrix_of(a[1]).name)]
+            return [PrimitiveCall("scale_edges", rows, "", "1", heads, matrix_of(node).name)]
         case "add":
-            others = [x for x in a if x is not None and x.kind != "bias"]
+            others = [x for x in a if x.kind != "bias"]
             additions = len(others) - max(len(_accumulated(node)), 1)
             biases = len(a) - len(others) if not _accumulated(node) else 0
             return [PrimitiveCall("elementwise", rows, "", cols, heads)] * (additions + biases)
         case "map":
             return [] if node.free else [PrimitiveCall("elementwise", rows, "", cols, heads)]
     graph = matrix_of(a[0]).name
-    return [PrimitiveCall("sddmm", rows, "", "1" if node.folds else a[1].cols, heads, graph),  # type: ignore[union-attr]
+    return [PrimitiveCall("sddmm", rows, "", "1" if node.folds else a[1].cols, heads, graph),
             PrimitiveCall("edge_softmax", rows, "", "1", heads, graph)]  # fmt: skip
 
 
 def _spmm(node: Node, *, transposed: bool = False, sampled: bool = False) -> PrimitiveCall:
     """Return the product of a matrix of edges with features, or its gradient for the features."""
     matrix, data = node.args
-    assert matrix is not None and data is not None
     rows = data.rows if transposed else node.rows
     if data.kind == "cbsr":
         name, inner = "sspmm" if transposed else "cbsr_spmm", "k"
@@ -227,7 +226,7 @@ def _spmm(node: Node, *, transposed: bool = False, sampled: bool = False) -> Pri
     )
 
 
-def _backward(node: Node, needs: Callable[[Tree | None], bool]) -> list[PrimitiveCall]:
+def _backward(node: Node, needs: Callable[[Tree], bool]) -> list[PrimitiveCall]:
     a = node.args
     rows, cols, heads = node.rows, node.cols, node.heads
     match node.op:
@@ -235,7 +234,6 @@ def _backward(node: Node, needs: Callable[[Tree | None], bool]) -> list[Primitiv
             return _gemm_gradients(node, needs)
         case "spmm":
             matrix, data = a
-            assert matrix is not None and data is not None
             work = []
             if needs(data):
                 work.append(_spmm(node, transposed=True))
@@ -251,10 +249,9 @@ def _backward(node: Node, needs: Callable[[Tree | None], bool]) -> list[Primitiv
 
 
 def _gemm_gradients(
-    node: Node, needs: Callable[[Tree | None], bool], *, scores: bool = False
+    node: Node, needs: Callable[[Tree], bool], *, scores: bool = False
 ) -> list[PrimitiveCall]:
     data, weight = node.args
-    assert data is not None
     cols, heads = ("1", 2 * node.heads) if scores else (node.cols, node.heads)
     work = []
     if needs(weight):
