@@ -12,9 +12,23 @@ from pyg_accel.rewrite.nodes import facts_of, features_of
 from pyg_accel.rewrite.sources import has_edges, ones_like
 from pyg_accel.rewrite.tree import is_sparse
 
-__all__ = ["Emit", "Leaves", "Source"]
+__all__ = ["Emit", "Leaves", "Source", "Unreadable", "require"]
 
 Emit = Callable[[Builder], Value]
+
+
+class Unreadable(Exception):
+    """A node is no part of an expression; the text is the reason, if users should see it."""
+
+
+def require(condition: object, reason: str = "") -> None:
+    """Check a condition on nodes that are a part of an expression.
+
+    Raises:
+        Unreadable: if it does not hold.
+    """
+    if not condition:
+        raise Unreadable(reason)
 
 
 class Source(NamedTuple):
@@ -23,14 +37,13 @@ class Source(NamedTuple):
     Attributes:
         leaf: the leaf.
         emit: adds nodes that compute it to a new graph, and returns the last.
-        nodes: nodes of the recorded graph from which it is computed.
-        graph: for a matrix of edges, the node of its :class:`~pyg_accel.Graph`.
+        nodes: nodes of the recorded graph from which it is computed; for a matrix of edges, the
+            first is its :class:`~pyg_accel.Graph`.
     """
 
     leaf: Leaf
     emit: Emit
     nodes: tuple[fx.Node, ...]
-    graph: fx.Node | None
 
 
 class Leaves:
@@ -61,7 +74,6 @@ class Leaves:
         kind: Any,
         emit: Emit,
         *nodes: fx.Node,
-        graph: fx.Node | None = None,
         **more: Any,
     ) -> Leaf:
         """Return the leaf of a key; ``cols`` is a symbol, or the number of columns."""
@@ -70,7 +82,7 @@ class Leaves:
                 self._widths[symbol := f"w{len(self._widths)}#"] = cols
                 cols = symbol
             leaf = Leaf(f"{base}#{len(self._sources)}", rows, cols, kind, **more)
-            self._sources[key] = Source(leaf, emit, nodes, graph)
+            self._sources[key] = Source(leaf, emit, nodes)
         return self._sources[key].leaf
 
     def _equate(self, first: str, second: str) -> None:
@@ -87,16 +99,19 @@ class Leaves:
     def _source_of(self, leaf: Leaf) -> Source:
         return next(s for s in self._sources.values() if s.leaf is leaf)
 
-    def expr_of(self, node: Any, reader: fx.Node, *, exchanged: bool = False) -> Expr | None:
+    def expr_of(self, node: Any, reader: fx.Node, *, exchanged: bool = False) -> Expr:
         """Return the expression of features [N, F] for a node that reads them.
 
         Args:
             node: the features.
             reader: the node that reads them.
             exchanged: whether they end with rows of other processes, which the expression omits.
+
+        Raises:
+            Unreadable: if they are no such features.
         """
-        if (facts := facts_of(node)) is None or exchanged != (node in self._exchanges):
-            return None
+        facts = facts_of(node)
+        require(facts is not None and exchanged == (node in self._exchanges))
         if node in self.exprs:
             self._read.append((node, reader))
             if node not in self._cuts:
@@ -104,10 +119,8 @@ class Leaves:
         if exchanged:
             node = features_of(node)
             facts = facts_of(node)
-        if len(facts.shape) != 2 or not facts.dtype.is_floating_point:
-            return None
-        if facts.shape[0] not in (self._num_rows, self._num_cols):
-            return None
+        require(len(facts.shape) == 2 and facts.dtype.is_floating_point)
+        require(facts.shape[0] in (self._num_rows, self._num_cols))
         rows = "M" if self._bipartite and facts.shape[0] == self._num_cols else "N"
         target = self._bipartite and rows == "N"
         base = "Z" if node.op != "placeholder" else "Y" if target else "X"
@@ -146,16 +159,15 @@ class Leaves:
         """Return a column of ones with as many rows as an expression has."""
         rows = like.rows
         data = next((x for x in leaves_of(like) if x.kind == "data" and x.rows == rows), None)
+        key: tuple[Any, ...] = ("ones", rows)
         if data is not None:
-            (node,) = self._source_of(data).nodes
-            emit: Emit = lambda b: b.call(ones_like, node)  # noqa: E731
-            return self.leaf(("ones", rows, node), f"e{rows}", rows, "1", "data", emit, node)
-        matrix = next(x for x in leaves_of(like) if is_sparse(x))
-        graph = self._source_of(matrix).graph
-        assert graph is not None
-        dtype = self._dtype
-        emit = lambda b: b.call(ones_like, graph, dtype)  # noqa: E731
-        return self.leaf(("ones", rows), f"e{rows}", rows, "1", "data", emit, graph)
+            (node,), dtype = self._source_of(data).nodes, None
+            key = (*key, node)
+        else:
+            matrix = next(x for x in leaves_of(like) if is_sparse(x))
+            node, dtype = self._source_of(matrix).nodes[0], self._dtype
+        return self.leaf(key, f"e{rows}", rows, "1", "data",
+                         lambda b: b.call(ones_like, node, dtype), node)  # fmt: skip
 
     def _sum_of(self, *parts: Expr) -> Expr:
         """Return a sum, biases last."""
@@ -182,7 +194,7 @@ class Leaves:
         inverse: bool = False,
         graph: fx.Node | None = None,
         side: str = "",
-    ) -> Expr | None:
+    ) -> Expr:
         """Return an expression with its rows multiplied or divided by the elements of a vector.
 
         With a graph, elements of nodes without an edge on ``side`` are replaced by 1: no message
@@ -200,10 +212,9 @@ class Leaves:
         key: tuple[Any, ...] = ("vector", node, inverse, rows, graph, side)
         size = self._num_cols if rows == "M" else self._num_rows
         number = facts.shape in ((), (1,), (1, 1))
+        require(number or facts.shape == (size, 1))
         if number:
             key, graph = key[:4], None
-        elif facts.shape != (size, 1):
-            return None
         base = "c" if number else "d"
         leaf = self.leaf(key, base, rows, rows, "diagonal", emit, node, number=number)
         return leaf @ self._with_bias_as_product(expr)

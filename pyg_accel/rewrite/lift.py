@@ -20,7 +20,7 @@ from pyg_accel.record.metadata import TensorFacts
 from pyg_accel.rewrite.attention import Attention
 from pyg_accel.rewrite.builder import Builder
 from pyg_accel.rewrite.ir import Expr, Leaf, Map, Product, Sum, leaves_of
-from pyg_accel.rewrite.leaves import Source
+from pyg_accel.rewrite.leaves import Source, Unreadable, require
 from pyg_accel.rewrite.messages import Messages
 from pyg_accel.rewrite.naming import named
 from pyg_accel.rewrite.nodes import called, facts_of, features_of, overwritten_nodes
@@ -59,7 +59,7 @@ class Region:
     @property
     def graphs(self) -> dict[str, fx.Node]:
         """The nodes of the :class:`~pyg_accel.Graph` of each matrix of edges, by name."""
-        return {name: s.graph for name, s in self.sources.items() if s.graph is not None}
+        return {name: s.nodes[0] for name, s in self.sources.items() if is_sparse(s.leaf)}
 
 
 def regions_of(graph: fx.Graph, constants: Mapping[str, Any], layer: str) -> list[Region]:
@@ -119,11 +119,13 @@ class _Reading(Messages):
                 arguments = signature(handler).bind(self, node, *node.args, **node.kwargs)
             except TypeError:  # an unsupported argument
                 continue
-            expr = handler(*arguments.args, **arguments.kwargs)
-            if expr is not None:
-                self.exprs[node] = expr
-                for inner, outer in self._read:
-                    self.readers[inner].add(outer)
+            try:
+                self.exprs[node] = handler(*arguments.args, **arguments.kwargs)
+            except Unreadable as why:
+                self.reason = self.reason or str(why)
+                continue
+            for inner, outer in self._read:
+                self.readers[inner].add(outer)
 
     def shared(self) -> set[fx.Node]:
         """Return the nodes that expressions and other code read: expressions end there."""
@@ -145,7 +147,8 @@ class _Reading(Messages):
             if not sparse or inner:
                 continue
             if not others:
-                self._set_reason(f"{self._layer} has no linear layer beside its aggregation")
+                reason = f"{self._layer} has no linear layer beside its aggregation"
+                self.reason = self.reason or reason
                 continue
             renamed, names, symbols = named(expr, order, self._root)
             widths = {self._root(s): n for s, n in self._widths.items()}
@@ -164,17 +167,12 @@ class _Reading(Messages):
 
     def _linear(
         self, node: fx.Node, input: Any, weight: Any, bias: Any = None, *, transposed: bool = True
-    ) -> Expr | None:
+    ) -> Expr:
         facts = facts_of(weight)
-        if facts is None or len(facts.shape) != 2:
-            return None
-        if weight in self.exprs or (expr := self.expr_of(input, node)) is None:
-            return None
-        if len(facts_of(input).shape) != 2:
-            return None
+        require(facts is not None and len(facts.shape) == 2 and weight not in self.exprs)
+        expr, shape = self.expr_of(input, node), facts_of(input).shape
         inner, outer = facts.shape[::-1] if transposed else facts.shape
-        if inner != facts_of(input).shape[1]:
-            return None
+        require(len(shape) == 2 and shape[1] == inner)
 
         def emit(b: Builder) -> fx.Node:
             return b.call(torch.Tensor.t, weight) if transposed else weight
@@ -190,99 +188,81 @@ class _Reading(Messages):
     def _bias(self, bias: fx.Node, cols: str) -> Leaf:
         return self.leaf(("bias", bias), "b", "1", cols, "bias", lambda b: bias, bias)
 
-    def _add(self, node: fx.Node, a: Any, b: Any, *, sign: float = 1.0) -> Expr | None:
-        if not (self._is_open(a) or self._is_open(b)):
-            return None
-        if isinstance(a, fx.Node) and isinstance(b, fx.Node):
-            first, second = facts_of(a), facts_of(b)
-            if first is None or second is None or first.dtype != second.dtype:
-                return None
-            if first.shape == second.shape:
-                left, right = self.expr_of(a, node), self.expr_of(b, node)
-                if left is None or right is None or left.rows != right.rows:
-                    return None
-                return self._sum_of(left, self._scaled(sign, right))
-            if second.shape == first.shape[1:] and len(first.shape) == 2 and sign == 1:
-                expr = self.expr_of(a, node)
-                return None if expr is None else self._sum_of(expr, self._bias(b, expr.cols))
-            if first.shape == second.shape[1:] and len(second.shape) == 2 and sign == 1:
-                return self._add(node, b, a)
-        return None
+    def _add(self, node: fx.Node, a: Any, b: Any, *, sign: float = 1.0) -> Expr:
+        require(self._is_open(a) or self._is_open(b))
+        first, second = facts_of(a), facts_of(b)
+        require(first is not None and second is not None and first.dtype == second.dtype)
+        if first.shape == second.shape:
+            left, right = self.expr_of(a, node), self.expr_of(b, node)
+            require(left.rows == right.rows)
+            return self._sum_of(left, self._scaled(sign, right))
+        if len(first.shape) < len(second.shape):
+            a, b, first, second = b, a, second, first
+        require(second.shape == first.shape[1:] and len(first.shape) == 2 and sign == 1)
+        expr = self.expr_of(a, node)
+        return self._sum_of(expr, self._bias(b, expr.cols))
 
-    def _multiply(self, node: fx.Node, a: Any, b: Any, *, inverse: bool = False) -> Expr | None:
+    def _multiply(self, node: fx.Node, a: Any, b: Any, *, inverse: bool = False) -> Expr:
         if not self._is_open(a):
-            if inverse or not self._is_open(b):
-                return None
+            require(not inverse and self._is_open(b))
             a, b = b, a
         if isinstance(b, (int, float)):
-            if inverse and not b:
-                return None
-            expr = self.expr_of(a, node)
-            return None if expr is None else self._scaled(1 / b if inverse else float(b), expr)
-        if not isinstance(b, fx.Node) or (facts := facts_of(b)) is None or b in self.exprs:
-            return None
-        if len(facts_of(a).shape) != 2 or facts.dtype != facts_of(a).dtype:
-            return None
-        expr = self.expr_of(a, node)
-        return None if expr is None else self._rows_scaled(b, expr, inverse=inverse)
+            require(b or not inverse)
+            return self._scaled(1 / b if inverse else float(b), self.expr_of(a, node))
+        of_a, of_b = facts_of(a), facts_of(b)
+        require(of_b is not None and b not in self.exprs)
+        require(len(of_a.shape) == 2 and of_a.dtype == of_b.dtype)
+        return self._rows_scaled(b, self.expr_of(a, node), inverse=inverse)
 
-    def _view(self, node: fx.Node, value: Any, *shape: Any) -> Expr | None:
-        if not self._is_open(value):
-            return None
+    def _view(self, node: fx.Node, value: Any, *shape: Any) -> Expr:
+        require(self._is_open(value))
         old, new = facts_of(value).shape, facts_of(node).shape
         if old == new and len(old) == 2:
             return self.expr_of(value, node)
-        if value not in self.exprs:
-            return None
-        if old == new and value not in self._cuts:
-            self._read.append((value, node))
-            return self.exprs[value]
-        if len(old) == 2 and len(new) == 3 and new[0] == old[0] and value not in self._cuts:
-            expr = self._in_heads(self._with_bias_as_product(self.exprs[value]), *new[1:])
-            if expr is not None:
-                self._read.append((value, node))
-            return expr
+        require(value in self.exprs)
         if len(old) == 3 and new == (old[0], old[1] * old[2]):
             return self._joined(node, value, "concat")
-        return None
+        require(value not in self._cuts)
+        self._read.append((value, node))
+        if old == new:
+            return self.exprs[value]
+        require(len(old) == 2 and len(new) == 3 and new[0] == old[0])
+        return self._in_heads(self._with_bias_as_product(self.exprs[value]), *new[1:])
 
-    def _in_heads(self, expr: Expr, heads: int, width: int) -> Expr | None:
+    def _in_heads(self, expr: Expr, heads: int, width: int) -> Expr:
         """Return [N, heads x width] as [N, heads, width], by the same change of the last weight."""
         match expr:
             case Sum(terms=terms):
-                parts = [self._in_heads(t, heads, width) for t in terms]
-                return None if None in parts else self._sum_of(*parts)  # type: ignore[arg-type]
+                return self._sum_of(*(self._in_heads(t, heads, width) for t in terms))
             case Product(factors=(*first, Leaf(kind="weight") as last)):
                 source, base = self._source_of(last), last.name.partition("#")[0]
                 leaf = self.leaf(("heads", last.name, heads), base, last.rows, width, "weight",
                                  source.emit, *source.nodes, heads=heads)  # fmt: skip
                 return Product((*first, leaf))
-        return None
+        raise Unreadable
 
-    def _joined(self, node: fx.Node, value: fx.Node, name: str) -> Expr | None:
+    def _joined(self, node: fx.Node, value: fx.Node, name: str) -> Expr:
         """Return [N, heads, width] with its heads concatenated or averaged."""
-        if value in self._cuts:
-            return None
+        require(value not in self._cuts)
         self._read.append((value, node))
         self._widths[symbol := f"w{len(self._widths)}#"] = facts_of(node).shape[1]
         return Map("mean_heads" if name == "mean" else "concat", self.exprs[value], symbol,
                    free=name != "mean")  # fmt: skip
 
-    def _mean(self, node: fx.Node, value: Any, dim: Any = None) -> Expr | None:
-        if value not in self.exprs or dim != 1 or len(facts_of(value).shape) != 3:
-            return None
+    def _mean(self, node: fx.Node, value: Any, dim: Any = None) -> Expr:
+        require(value in self.exprs and dim == 1 and len(facts_of(value).shape) == 3)
         return self._joined(node, value, "mean")
 
-    def _flatten(self, node: fx.Node, value: Any, start_dim: Any = 0) -> Expr | None:
-        return self._view(node, value) if start_dim == 1 else None
+    def _flatten(self, node: fx.Node, value: Any, start_dim: Any = 0) -> Expr:
+        require(start_dim == 1)
+        return self._view(node, value)
 
-    def _maxk(self, node: fx.Node, x: Any, k: int) -> Expr | None:
+    def _maxk(self, node: fx.Node, x: Any, k: int) -> Expr:
         expr = self.expr_of(x, node)
-        if expr is None or self._widths.setdefault("k", k) != k:
-            return None
+        require(self._widths.setdefault("k", k) == k)
         return Map("maxk", expr, keeps=True)
 
-    def _exchanged(self, node: fx.Node, halo: Any, name: Any, features: Any) -> Expr | None:
+    def _exchanged(self, node: fx.Node, halo: Any, name: Any, features: Any) -> Expr:
         return self.expr_of(features, node)
 
 
@@ -305,7 +285,7 @@ def _sums(node: fx.Node) -> bool:
 
 _MATMUL = partial(_Reading._linear, bias=None, transposed=False)
 _DIVIDE = partial(_Reading._multiply, inverse=True)
-_HANDLERS: dict[str, Callable[..., Expr | None]] = {
+_HANDLERS: dict[str, Callable[..., Expr]] = {
     "linear": _Reading._linear, "matmul": _MATMUL, "mm": _MATMUL, "__matmul__": _MATMUL,
     "add": _Reading._add, "__add__": _Reading._add, "__radd__": _Reading._add,
     "sub": partial(_Reading._add, sign=-1.0), "neg": partial(_Reading._multiply, b=-1.0),

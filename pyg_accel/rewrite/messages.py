@@ -11,7 +11,7 @@ from pyg_accel.formula import Binary, Formula, Operand, operands_of
 from pyg_accel.rewrite.attention import Attention, read_attention
 from pyg_accel.rewrite.builder import Builder, Edges
 from pyg_accel.rewrite.ir import Attend, Expr, Leaf
-from pyg_accel.rewrite.leaves import Leaves
+from pyg_accel.rewrite.leaves import Leaves, Unreadable, require
 from pyg_accel.rewrite.nodes import facts_of
 from pyg_accel.rewrite.sources import (
     Normalisation,
@@ -22,7 +22,7 @@ from pyg_accel.rewrite.sources import (
     normalisation_of,
     views_of,
 )
-from pyg_accel.rewrite.terms import MOST, Term, terms_of
+from pyg_accel.rewrite.terms import Term, terms_of
 
 __all__ = ["Messages"]
 
@@ -51,36 +51,29 @@ class Messages(Leaves):
         self._attentions: dict[str, Attention] = {}
         self._sampling: dict[str, Any] | None = None
 
-    def _set_reason(self, reason: str) -> None:
-        self.reason = self.reason or reason
-
     def _gspmm(
         self, node: fx.Node, graph: fx.Node, formula: Any, operands: Any, *, reduce: Any,
         edge_order: bool = False,
-    ) -> Expr | None:  # fmt: skip
+    ) -> Expr:  # fmt: skip
         formula = self._constants[str(formula.target)] if isinstance(formula, fx.Node) else formula
-        if reduce not in ("sum", "mean"):
-            if reduce != "none":
-                self._set_reason(f"aggregation by {reduce}")
-            return None
-        if not isinstance(formula, Formula) or not edge_order or not self._is_graph(graph):
-            return None
-        expr = self._messages(node, graph, formula, operands, mean=reduce == "mean")
-        if expr is None:
-            self._set_reason(f"the message of {self._layer} is not linear in its features")
-        return expr
+        reason = "" if reduce == "none" else f"aggregation by {reduce}"
+        require(reduce in ("sum", "mean"), reason)
+        require(isinstance(formula, Formula) and edge_order and self._is_graph(graph))
+        try:
+            return self._messages(node, graph, formula, operands, mean=reduce == "mean")
+        except Unreadable as why:
+            reason = f"the message of {self._layer} is not linear in its features"
+            raise Unreadable(reason) from why
 
     def _sampled_spmm(
         self, node: fx.Node, graph: fx.Node, x: Any, weight: Any = None, *, reduce: str,
         width: Any, strategy: Any, rescale: Any, edge_order: bool = False,
-    ) -> Expr | None:  # fmt: skip
+    ) -> Expr:  # fmt: skip
         """A sum over a sample of the edges of each row; all sums of a layer use one sample."""
         sample = {"width": width, "strategy": strategy, "rescale": rescale}
-        if not edge_order or not self._is_graph(graph) or self._sampling not in (None, sample):
-            return None
-        if weight is not None and len(facts_of(weight).shape) != 1:
-            self._set_reason("attention over samples of the edges")
-            return None
+        require(edge_order and self._is_graph(graph) and self._sampling in (None, sample))
+        scalar = weight is None or len(facts_of(weight).shape) == 1
+        require(scalar, "attention over samples of the edges")
         self._sampling = sample
         source = Operand("u", 0)
         formula: Formula = source if weight is None else Binary("mul", source, Operand("e", 1))
@@ -93,11 +86,10 @@ class Messages(Leaves):
 
     def _messages(
         self, node: fx.Node, graph: fx.Node, formula: Formula, operands: Any, *, mean: bool
-    ) -> Expr | None:
+    ) -> Expr:
         facts = facts_of(node)
         self._dtype = facts.dtype
-        if len(facts.shape) != 2 or any(facts_of(o) is None for o in operands):
-            return None
+        require(len(facts.shape) == 2 and None not in map(facts_of, operands))
         width = facts.shape[1]
 
         def is_wide(operand: Operand) -> bool:
@@ -107,46 +99,35 @@ class Messages(Leaves):
             return len(shape) == 2 and shape[1] == width and (width > 1 or not narrow)
 
         terms = terms_of(formula, is_wide)
-        if terms is None or len(terms) > MOST:
-            return None
         read = [operands[o.index] for o in operands_of(formula)]
         precisions = {facts_of(o).dtype for o in read}
-        if len(precisions) > 1 and not precisions & _HALVES:
-            return None
+        require(len(precisions) <= 1 or precisions & _HALVES)
         wide = [term.features for term in terms if term.features is not None]
         sources, targets = ({operands[o.index] for o in wide if o.side == s} for s in "uv")
-        if sources & targets:  # x_i - x_j: a difference of two sums is less precise
-            return None
+        require(not sources & targets)  # x_i - x_j: a difference of two sums is less precise
         parts = [self._term(node, graph, term, operands, mean=mean) for term in terms]
-        whole = [part for part in parts if part is not None]
-        if len(whole) < len(parts):
-            return None
-        return whole[0] if len(whole) == 1 else self._sum_of(*whole)
+        return parts[0] if len(parts) == 1 else self._sum_of(*parts)
 
     def _term(
         self, node: fx.Node, graph: fx.Node, term: Term, operands: Any, *, mean: bool
-    ) -> Expr | None:
+    ) -> Expr:
         if term.features is None or term.features.side == "e":
-            return None
+            raise Unreadable
         exchanged = bool(self._exchanges) and term.features.side == "u"
         expr = self.expr_of(operands[term.features.index], node, exchanged=exchanged)
         sides: dict[str, list[tuple[fx.Node, bool]]] = {"u": [], "v": [], "e": []}
         for operand, inverse in term.factors:
             value = operands[operand.index]
-            if value in self.exprs or facts_of(value).shape[1:] not in ((), (1,)):
-                return None
-            sides[operand.side].append((operands[operand.index], inverse))
-        if expr is None:
-            return None
+            require(value not in self.exprs and facts_of(value).shape[1:] in ((), (1,)))
+            sides[operand.side].append((value, inverse))
         if term.features.side == "v":
-            return None if mean else self._targets(graph, term, expr, sides)
-        out: Expr | None = self._with_bias_as_product(expr)
-        if any(self._is_stale_copy(value) for value, _ in sides["e"]):
-            return None
+            require(not mean)
+            return self._targets(graph, term, expr, sides)
+        out = self._with_bias_as_product(expr)
+        require(not any(self._is_stale_copy(value) for value, _ in sides["e"]))
         for vector, inverse in sides["u"]:
-            out = out and self._rows_scaled(vector, out, inverse=inverse, graph=graph, side="u")
-        if out is None or expr.rows != ("M" if self._bipartite else "N"):
-            return None
+            out = self._rows_scaled(vector, out, inverse=inverse, graph=graph, side="u")
+        require(expr.rows == ("M" if self._bipartite else "N"))
         weights = sides["e"]
         normalised = None
         if len(weights) == 1 and not weights[0][1] and not mean:
@@ -156,8 +137,8 @@ class Messages(Leaves):
         else:
             out = self._matrix(graph, weights, mean=mean) @ out
         for vector, inverse in sides["v"]:
-            out = out and self._rows_scaled(vector, out, inverse=inverse, graph=graph, side="v")
-        return None if out is None else self._scaled(term.number, out)
+            out = self._rows_scaled(vector, out, inverse=inverse, graph=graph, side="v")
+        return self._scaled(term.number, out)
 
     def _is_stale_copy(self, weights: fx.Node) -> bool:
         """Whether weights [E, 1] are a copy of a tensor that was written to after the copy."""
@@ -179,16 +160,15 @@ class Messages(Leaves):
 
         key, kind = ("normalised", graph.args[0]), "sparse" if norm.weight is None else "weighted"
         nodes = (graph,) if norm.weight is None else (graph, norm.weight)
-        a = self.leaf(key, "A", "N", "N", kind, edges, *nodes, graph=graph)
+        a = self.leaf(key, "A", "N", "N", kind, edges, *nodes)
         d = self.leaf(("roots", graph.args[0]), "D", "N", "N", "diagonal", roots, *nodes)
         return d @ a @ d @ self._with_bias_as_product(expr)
 
     def _targets(
         self, graph: fx.Node, term: Term, expr: Expr, sides: dict[str, list[tuple[fx.Node, bool]]]
-    ) -> Expr | None:
+    ) -> Expr:
         """Return the sum of target features over edges: the degree times the features."""
-        if sides["u"] or sides["v"] or expr.rows != "N" or self._sampling is not None:
-            return None
+        require(not (sides["u"] or sides["v"] or self._sampling) and expr.rows == "N")
         matrix, dtype = self._matrix(graph, sides["e"]), self._dtype
         source = self._source_of(matrix)
 
@@ -210,24 +190,21 @@ class Messages(Leaves):
         kind = "weighted" if weights else "sparse"
         factors = ((base_of(node), inverse) for node, inverse in weights)
         key = ("edges", graph.args[0], mean, *factors)
-        return self.leaf(key, "A", "N", columns, kind, emit, graph, *nodes, graph=graph, mean=mean)
+        return self.leaf(key, "A", "N", columns, kind, emit, graph, *nodes, mean=mean)
 
     def _attention(
         self, node: fx.Node, graph: fx.Node, score: Any, value: Any, operands: Any, *,
         edge_order: bool = False,
-    ) -> Expr | None:  # fmt: skip
-        if not edge_order or not self._is_graph(graph):
-            return None
-        if self._exchanges:
-            self._set_reason(f"on several ranks {self._layer} exchanges halos before its products")
-            return None
+    ) -> Expr:  # fmt: skip
+        require(edge_order and self._is_graph(graph))
+        reason = f"on several ranks {self._layer} exchanges halos before its products"
+        require(not self._exchanges, reason)
         split = {
             n for n, e in self.exprs.items() if len(facts_of(n).shape) == 3 and n not in self._cuts
         }
         attention = read_attention(node, score, value, operands, split)
         if attention is None:
-            self._set_reason(f"{self._layer} makes scores or messages of more than its features")
-            return None
+            raise Unreadable(f"{self._layer} makes scores or messages of more than its features")
         self._dtype = facts_of(node).dtype
         for operand in attention.operands:
             path = [operand.origin, *operand.chain, node] if operand.origin is not None else []

@@ -1,6 +1,7 @@
 """The decisions for a model, layer by layer, as data and as text."""
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -226,14 +227,13 @@ def legend(layer: LayerPlan) -> Iterator[str]:
     """Yield a line that explains the symbols of a layer's associations."""
     if not layer.trees:
         return
-    leaves = {leaf.name: leaf for tree in layer.trees for leaf in leaves_in(tree.root)}
-    kinds: dict[str, list[str]] = {}
-    for leaf in leaves.values():
-        kinds.setdefault(_meaning(leaf), []).append(leaf.name)
+    leaves = dict.fromkeys(leaf for tree in layer.trees for leaf in leaves_in(tree.root))
+    kinds: dict[str, set[str]] = {}
+    for leaf in leaves:
+        kinds.setdefault(_meaning(leaf), set()).add(leaf.name)
     entries = [f"{', '.join(sorted(names))}: {meaning}" for meaning, names in kinds.items()]
-    entries += [f"{leaf} = {' '.join([leaf.name] * leaf.power)}"
-                for leaf in {str(x): x for t in layer.trees for x in leaves_in(t.root)}.values()
-                if leaf.power > 1]  # fmt: skip
+    powers = [leaf for leaf in leaves if leaf.power > 1]
+    entries += [f"{leaf} = {' '.join([leaf.name] * leaf.power)}" for leaf in powers]
     works = " ".join(w for t in layer.trees for w in (*t.forward, *t.backward, *t.once))
     if "ᵀ" in works:
         entries.append("ᵀ: transposed")
@@ -274,8 +274,7 @@ def row(tree: TreePlan) -> tuple[str, ...]:
 
 
 def _counted(works: tuple[str, ...]) -> Iterator[str]:
-    for work in dict.fromkeys(works):
-        times = works.count(work)
+    for work, times in Counter(works).items():
         yield work if times == 1 else f"{times} x {work}"
 
 

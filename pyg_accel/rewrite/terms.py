@@ -4,8 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from pyg_accel.formula import Binary, Const, Formula, Operand, Unary
+from pyg_accel.rewrite.leaves import Unreadable, require
 
-__all__ = ["MOST", "Term", "terms_of"]
+__all__ = ["Term", "terms_of"]
 
 MOST = 4  # terms that a message may have
 
@@ -25,8 +26,12 @@ class Term:
     features: Operand | None = None
 
 
-def terms_of(formula: Formula, is_wide: Callable[[Operand], bool]) -> tuple[Term, ...] | None:
-    """Return the terms of a message; None if it is not linear in its wide operands."""
+def terms_of(formula: Formula, is_wide: Callable[[Operand], bool]) -> tuple[Term, ...]:
+    """Return the terms of a message.
+
+    Raises:
+        Unreadable: if it is not linear in its wide operands, or has too many terms.
+    """
     match formula:
         case Operand():
             if is_wide(formula):
@@ -42,18 +47,14 @@ def terms_of(formula: Formula, is_wide: Callable[[Operand], bool]) -> tuple[Term
             return _times(terms_of(left, is_wide), _inverse(terms_of(right, is_wide)))
         case Binary(op="add" | "sub" as op, left=left, right=right):
             first, second = terms_of(left, is_wide), terms_of(right, is_wide)
-            second = _times(second, (Term(-1.0),)) if op == "sub" else second
-            return None if first is None or second is None else (*first, *second)[: MOST + 1]
-    return None
+            require(len(first) + len(second) <= MOST)
+            return first + (_times(second, (Term(-1.0),)) if op == "sub" else second)
+    raise Unreadable
 
 
-def _times(
-    first: tuple[Term, ...] | None, second: tuple[Term, ...] | None
-) -> tuple[Term, ...] | None:
-    if first is None or second is None or len(first) * len(second) > MOST:
-        return None
-    if any(a.features and b.features for a in first for b in second):
-        return None
+def _times(first: tuple[Term, ...], second: tuple[Term, ...]) -> tuple[Term, ...]:
+    require(len(first) * len(second) <= MOST)
+    require(not any(a.features and b.features for a in first for b in second))
     return tuple(
         Term(a.number * b.number, a.factors + b.factors, a.features or b.features)
         for a in first
@@ -61,9 +62,8 @@ def _times(
     )
 
 
-def _inverse(terms: tuple[Term, ...] | None) -> tuple[Term, ...] | None:
-    if terms is None or len(terms) != 1 or terms[0].features or not terms[0].number:
-        return None
+def _inverse(terms: tuple[Term, ...]) -> tuple[Term, ...]:
+    require(len(terms) == 1 and not terms[0].features and terms[0].number)
     (term,) = terms
     inverted = tuple((operand, not below) for operand, below in term.factors)
     return (replace(term, number=1 / term.number, factors=inverted),)
