@@ -13,15 +13,7 @@ from pyg_accel.rewrite.builder import Builder, Edges
 from pyg_accel.rewrite.ir import Attend, Expr, Leaf
 from pyg_accel.rewrite.leaves import Leaves, Unreadable, require
 from pyg_accel.rewrite.nodes import facts_of
-from pyg_accel.rewrite.sources import (
-    Normalisation,
-    base_of,
-    degrees,
-    edges_of,
-    inverse_roots,
-    normalisation_of,
-    views_of,
-)
+from pyg_accel.rewrite.sources import Normalisation, degrees, edges_of, inverse_roots, views_of
 from pyg_accel.rewrite.terms import Term, terms_of
 
 __all__ = ["Messages"]
@@ -131,7 +123,7 @@ class Messages(Leaves):
         weights = sides["e"]
         normalised = None
         if len(weights) == 1 and not weights[0][1] and not mean:
-            normalised = normalisation_of(weights[0][0], graph, self._constants, self._overwritten)
+            normalised = Normalisation.of(weights[0][0], graph, self._constants, self._overwritten)
         if normalised is not None:
             out = self._normalised(graph, normalised, out)
         else:
@@ -188,8 +180,7 @@ class Messages(Leaves):
         columns = "M" if self._bipartite else "N"
         emit, nodes = edges_of(graph, weights)
         kind = "weighted" if weights else "sparse"
-        factors = ((base_of(node), inverse) for node, inverse in weights)
-        key = ("edges", graph.args[0], mean, *factors)
+        key = ("edges", graph.args[0], mean, *nodes, *(inverse for _, inverse in weights))
         return self.leaf(key, "A", "N", columns, kind, emit, graph, *nodes, mean=mean)
 
     def _attention(

@@ -172,8 +172,8 @@ def _layer(path: str, layer: Reassociation) -> LayerPlan:
 def _sizes(decision: Decision) -> dict[str, int]:
     """Return the sizes of the symbols of the expression."""
     leaves = list(leaves_of(decision.form))
-    used = {s for leaf in leaves for s in (leaf.rows, leaf.cols)} - {"1"} | {"h"}
-    return {s: n for s, n in decision.sizes.items() if s in used} | {"E": decision.entries}
+    used = {s for leaf in leaves for s in (leaf.rows, leaf.cols)} - {"1"} | {"h", "E"}
+    return {s: n for s, n in decision.sizes.items() if s in used}
 
 
 def _tree(decision: Decision, tree: Tree) -> TreePlan:

@@ -139,8 +139,7 @@ class Decision:
         region: the region.
         pruned: all trees.
         assumed: assumptions about the leaves.
-        sizes: by symbol.
-        entries: number of edges.
+        sizes: by symbol; ``E`` is the number of edges.
         choice: the tree, and why.
     """
 
@@ -148,7 +147,6 @@ class Decision:
     pruned: Associations
     assumed: Assumptions
     sizes: Mapping[str, int]
-    entries: int
     choice: Choice
 
     @property
@@ -183,6 +181,7 @@ def make_decision(
         sizes["h"] = graph.num_cols - sizes["M"]
     if region.sample is not None:
         sizes["S"] = region.sample["width"]
+    sizes["E"] = graph.num_edges
 
     def chosen(model: CostModel, measure: Callable[..., GraphFeatures]) -> Choice:
         def features(name: str, transposed: bool) -> GraphFeatures:
@@ -200,7 +199,7 @@ def make_decision(
             always = isinstance(model, Learned) or options.price_all
             if always or chosen(model, all_cached).tree != choice.tree:
                 choice = chosen(model, GraphFeatures.of)
-    return Decision(region, pruned, assumed, sizes, graph.num_edges, choice)
+    return Decision(region, pruned, assumed, sizes, choice)
 
 
 def assumptions_of(

@@ -16,8 +16,8 @@ from pyg_accel.rewrite.builder import Builder, Edges
 from pyg_accel.rewrite.nodes import called, lasts
 
 __all__ = [
-    "Normalisation", "base_of", "degrees", "edges_of", "has_edges", "in_order_of", "inverse_roots",
-    "normalisation_of", "ones_like", "views_of",
+    "Normalisation", "degrees", "edges_of", "has_edges", "in_order_of", "inverse_roots",
+    "ones_like", "views_of",
 ]  # fmt: skip
 
 # Functions of this package that call `gcn_norm`; `_formula` does in distributed models.
@@ -42,6 +42,43 @@ class Normalisation(NamedTuple):
     fill: float
     loops: bool
 
+    @classmethod
+    def of(
+        cls, weight: fx.Node, graph: fx.Node, constants: Mapping[str, Any],
+        overwritten: Collection[fx.Node],
+    ) -> "Normalisation | None":  # fmt: skip
+        """Return the call that computes the edges of a graph and their weights, if there is one.
+
+        Args:
+            weight: [E] or [E, 1].
+            graph: the node of the graph.
+            constants: the constants of the program.
+            overwritten: nodes with an input or a result that a later node writes to.
+        """
+        item = views_of(weight)[-1]
+        if item.op != "call_function" or called(item) != "getitem":
+            return None
+        call, place = item.args
+        edges = graph.args[0]
+        if place != 1 or not isinstance(call, fx.Node) or called(call) not in _NORMALISATIONS:
+            return None
+        if not isinstance(edges, fx.Node) or edges.args[:2] != (call, 0) or call in overwritten:
+            return None
+        function = call.args[0]
+        norm: Any = constants[str(function.target)] if isinstance(function, fx.Node) else function
+        # patch() calls a copy of PyG's function.
+        if (norm.__module__, norm.__qualname__) != (gcn_norm.__module__, gcn_norm.__qualname__):
+            return None
+        bound = signature(norm).bind(*call.args[1:], **call.kwargs)
+        bound.apply_defaults()
+        named = bound.arguments
+        if (own := named["edge_weight"]) is not None and own.meta[FACTS].learns:
+            return None
+        if (named["flow"] == "source_to_target") != (graph.args[3] == 1):
+            return None
+        fill = 2.0 if named["improved"] else 1.0
+        return cls(named["edge_index"], own, named["num_nodes"], fill, named["add_self_loops"])
+
     def edges(self, b: Builder, graph: fx.Node) -> Edges:
         """Return the edges before normalisation."""
         if self.weight is None:
@@ -50,49 +87,6 @@ class Normalisation(NamedTuple):
         if self.loops:
             return Edges(graph, b.call(looped_weights, *args, derived=True))
         return Edges(graph, b.call(in_order_of, graph, self.weight, derived=True))
-
-
-def normalisation_of(
-    weight: fx.Node, graph: fx.Node, constants: Mapping[str, Any], overwritten: Collection[fx.Node]
-) -> Normalisation | None:
-    """Return the call of ``gcn_norm`` that computes the edges of a graph and their weights, if any.
-
-    Args:
-        weight: [E] or [E, 1].
-        graph: the node of the graph.
-        constants: the constants of the program.
-        overwritten: nodes with an input or a result that a later node writes to.
-    """
-    item = base_of(weight)
-    if item.op != "call_function" or called(item) != "getitem":
-        return None
-    call, place = item.args
-    edges = graph.args[0]
-    if place != 1 or not isinstance(call, fx.Node) or called(call) not in _NORMALISATIONS:
-        return None
-    if not isinstance(edges, fx.Node) or edges.args[:2] != (call, 0) or call in overwritten:
-        return None
-    function = call.args[0]
-    norm: Any = constants[str(function.target)] if isinstance(function, fx.Node) else function
-    # patch() calls a copy of PyG's function.
-    if (norm.__module__, norm.__qualname__) != (gcn_norm.__module__, gcn_norm.__qualname__):
-        return None
-    bound = signature(norm).bind(*call.args[1:], **call.kwargs)
-    bound.apply_defaults()
-    named = bound.arguments
-    if (own := named["edge_weight"]) is not None and own.meta[FACTS].learns:
-        return None
-    if (named["flow"] == "source_to_target") != (graph.args[3] == 1):
-        return None
-    return Normalisation(
-        named["edge_index"], own, named["num_nodes"], 2.0 if named["improved"] else 1.0,
-        named["add_self_loops"],
-    )  # fmt: skip
-
-
-def base_of(node: fx.Node) -> fx.Node:
-    """Return the tensor that edge weights [E, 1] are a view of."""
-    return views_of(node)[-1]
 
 
 def views_of(node: fx.Node) -> list[fx.Node]:
@@ -117,7 +111,7 @@ def edges_of(
         graph: the node of the graph.
         weights: factors [E, 1] of the values, and whether to divide by them instead.
     """
-    bases = [(base_of(node), inverse) for node, inverse in weights]
+    bases = [(views_of(node)[-1], inverse) for node, inverse in weights]
 
     def emit(b: Builder) -> Edges:
         if not bases:
