@@ -82,7 +82,9 @@ _FEW, _MATRIX = 0.25, 0.12
 _MESSAGES = 4
 # Functions and tensors of PyG for a network on all edges: gathers, a concatenation, gradients.
 _NETWORK, _OF_NETWORK = 5, 5.0
-_KERNELS = 2  # our kernels for a network on all edges, in addition to its reduction
+# Our kernels for a network on all edges, or a product with matrices of relations, in addition to
+# the reduction.
+_KERNELS = 2
 _EXTREMES = 7  # in the gradient of PyG's maximum or minimum
 # A compiler fuses the functions of a message: our kernels still save about this share of the bytes.
 _COMPILED = 0.2
@@ -142,7 +144,7 @@ def work_of(computed: Iterable[Computation], derived: int = 0) -> Work:
             tensors = _MATRIX
         elif (each.operator == NETWORK and not each.in_blocks) or each.linear_bytes:
             functions, tensors = functions + _NETWORK, _OF_NETWORK
-            generated += _KERNELS * (not each.linear_bytes)
+            generated += _KERNELS * (each.products or not each.linear_bytes)
             row_bytes = max(row_bytes, each.linear_bytes)
         elif softmax and reads_edges and not _has_score_per_feature(each):
             tensors, blocks = _FEW, True

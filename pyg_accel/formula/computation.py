@@ -26,7 +26,8 @@ class Computation:
         in_blocks: the operator runs on the edges of one block after another.
         columns: number of features that are read of each source, if those are compressed.
         linear_bytes: bytes of a row of what PyG's path makes of every edge by a linear layer of
-            both ends, which runs on the nodes; 0 without one.
+            both ends, which runs on the nodes, or of the matrix of its relation; 0 without either.
+        products: number of products with the matrices of relations.
         note: on the sample that is reduced.
     """
 
@@ -39,6 +40,7 @@ class Computation:
     columns: int = 0
     note: str = ""
     linear_bytes: int = 0
+    products: int = 0
 
     def __str__(self) -> str:
         text = self.operator or ("" if self.formula is None else f"{self.formula}")

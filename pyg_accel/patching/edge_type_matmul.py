@@ -64,8 +64,7 @@ class Products(DeferredOperand):
     def of(cls, rows: Tensor, pairs: Pairs, edge_index: Tensor) -> "Products":
         """Spread rows over the edges, later."""
         shape = (pairs.pair.numel(), *rows.shape[1:])
-        attributes = {"rows": rows, "pairs": pairs, "edge_index": edge_index}
-        return cls(shape, rows.dtype, rows.device, **attributes)
+        return cls(shape, rows.dtype, rows.device, rows=rows, pairs=pairs, edge_index=edge_index)
 
     def ordinary(self) -> Tensor:
         """See :meth:`DeferredOperand.ordinary`."""
@@ -85,20 +84,22 @@ class Products(DeferredOperand):
         return type(result)(Products.of(t, self.pairs, self.edge_index) for t in result)
 
 
-def multiply(x: Tensor, matrices: Matrices, edge_index: Tensor, row: int) -> Products:
-    """Multiply the features of the nodes at one end of each edge by the matrix of the edge.
+def multiply(
+    x: Tensor, weight: Tensor, edge_type: Tensor, edge_index: Tensor, row: int
+) -> Products:
+    """Multiply the features of the nodes at one end of each edge by the matrix of its relation.
 
     Args:
         x: [N, B, K].
-        matrices: of ``weight`` [R, B, K, M].
+        weight: [R, B, K, M].
+        edge_type: [E].
         edge_index: the edges.
         row: of edge_index, with these nodes.
 
     Returns:
         [E, B, M], later.
     """
-    weight, types = matrices.weight, matrices.edge_type
-    args = edge_index, row, types, x.size(0), weight.size(0)
+    args = edge_index, row, edge_type, x.size(0), weight.size(0)
     pairs: Pairs = perform(pairs_of, *args, borrows=True)
     return Products.of(perform(multiply_pairs, pairs, x, weight), pairs, edge_index)
 

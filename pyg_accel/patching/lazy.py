@@ -152,7 +152,9 @@ class Tracer(TorchFunctionMode):
         writes_weights: whether attention weights are materialised, as they leave the layer.
         copies: whether inputs may change in place before the gradient is computed.
         network_bytes: bytes of a row of the widest network on edges.
-        linear_bytes: the same for linear layers of both ends, which run on the nodes.
+        linear_bytes: the same for linear layers of both ends, which run on the nodes, and for
+            matrices of relations.
+        products: number of products with these.
     """
 
     rules: ClassVar[ModuleType]  # pyg_accel.patching.rules
@@ -181,7 +183,7 @@ class Tracer(TorchFunctionMode):
         self._copies: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
         self.size: Sequence[int | None] | None = None
         self.writes_weights = self.copies = False
-        self.network_bytes = self.linear_bytes = 0
+        self.network_bytes = self.linear_bytes = self.products = 0
 
     @cached_property
     def networks(self) -> fx.Graph:

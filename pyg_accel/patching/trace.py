@@ -75,9 +75,8 @@ class Trace(Tracer):
                 graph, formula, operands = paired
             operands = [materialize(t) for t in operands]
             outs, note = aggregate(graph, formula, operands, reduces)
-        self.formulas.append(
-            Computation(formula, tuple(reduces), note=note, linear_bytes=self.linear_bytes)
-        )
+        self.formulas.append(Computation(formula, tuple(reduces), note=note, products=self.products,
+                                         linear_bytes=self.linear_bytes))  # fmt: skip
         return _finished(lazy, outs)
 
     def compute(self, lazy: LazyTensor) -> Tensor:

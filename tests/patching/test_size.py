@@ -105,6 +105,14 @@ def test_attention_on_new_graphs_of_a_thousand_edges_stays_with_pyg_on_a_cpu():
         assert fewest_edges("cpu", work, 64, new=False, gradient=gradient) == 0
 
 
+@pytest.mark.parametrize(("columns", "accelerated"), [(4, False), (64, True)])
+def test_products_with_matrices_of_relations_count_as_kernels(columns, accelerated):
+    """A step of FastRGCN from 16 to 4 features, 58,000 edges, took 1.5 times PyG's on an H200."""
+    computed = of("sum", "mul(e0,u1)", linear_bytes=64 * columns, products=1)
+    fewest = fewest_edges("cuda", work_of([computed]), 64, new=False, gradient=True)
+    assert (fewest < 58_000) is accelerated
+
+
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("computed", PLAIN, ids=str)
 def test_limits_are_in_order(computed, device):

@@ -60,8 +60,9 @@ def _product(lazy: Any, matrices: Any) -> LazyTensor:
         raise Declined
     if x.dim() != weight.dim() or x.size(1) != 1 or x.shape[-2:] != blocks.shape[1:3]:
         raise Declined
+    trace.linear_bytes = max(trace.linear_bytes, blocks[0].numel() * blocks.element_size())
+    trace.products += blocks.size(1)
     with quiet():
-        chosen = Matrices.of(blocks, matrices.edge_type)
-        rows = x.reshape(x.size(0), *x.shape[-2:])
-        product = multiply(rows, chosen, trace.edge_index, trace.end_of(operand.side))
+        rows, row = x.reshape(x.size(0), *x.shape[-2:]), trace.end_of(operand.side)
+        product = multiply(rows, blocks, matrices.edge_type, trace.edge_index, row)
     return trace.leaf("e", product, plain_shape(product), 0)
