@@ -9,12 +9,15 @@ are those of the processor since the process began, on a GPU those of the clock.
 """
 
 import json
+import os
 import random
 import resource
 import runpy
 import signal
 import sys
 import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +25,7 @@ import numpy as np
 import psutil
 import torch
 
-from benchmarks.scripts import data, models, ogb
+from benchmarks.scripts import data, ogb
 
 
 class Enough(BaseException):
@@ -61,7 +64,11 @@ def main(
     random.seed(12345)
     data.install()
     ogb.install()
-    note = models.change(model) if model in models.CHANGES else str
+    note: Callable[[], str] = str
+    if model:
+        from benchmarks.scripts.models import change  # imports pyg_accel, which stock PyG lacks
+
+        note = change(model)
     sys.argv = [script, *arguments]
     sys.path.insert(0, str(Path(script).parent))
     error = ""
@@ -80,6 +87,18 @@ def main(
     result = {"losses": losses, "ends": ends, "error": error, "peak_mib": peak, "note": note(),
               "parts": data.parts}  # fmt: skip
     Path(out).write_text(json.dumps(result))
+
+
+def forked(words: Sequence[str], folder: str, variables: Mapping[str, str], patched: bool) -> None:
+    """Do the same in a forked process."""
+    os.environ.update(variables)
+    os.chdir(folder)
+    if patched:
+        import pyg_accel
+
+        pyg_accel.patch()
+    with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+        main(*words)
 
 
 if __name__ == "__main__":

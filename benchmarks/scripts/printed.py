@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from benchmarks.tools import results, timing
+from pyg_accel.runtime.large_pages import VARIABLE
 
 SCRIPTS = (
     "nn/models/test_basic_gnn.py --backward --dynamic", "nn/conv/test_hetero_conv.py --backward",
@@ -51,7 +52,8 @@ def compared(command: Sequence[str], turns: int) -> list[dict[str, object]]:
     for _ in range(turns):
         for variant, found in least.items():
             run = [sys.executable, *(("-m", "pyg_accel", "run") * (variant == "patched")), *command]
-            environment = os.environ | {"PYTHONPATH": str(timing.ROOT)}
+            environment = os.environ | {"PYTHONPATH": str(timing.ROOT),
+                                        VARIABLE: str(int(variant == "patched"))}  # fmt: skip
             done = subprocess.run(run, env=environment, capture_output=True, text=True, check=False)
             if done.returncode:
                 errors[f"error, {variant}"] = done.stderr.strip().rpartition("\n")[2][:120]
