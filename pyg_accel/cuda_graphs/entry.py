@@ -159,12 +159,10 @@ class Entry:
             stack.enter_context(self.autocast())
             stack.enter_context(_of_any_size())
             padding = Padding(self.layout, self._counts, self._poison)
-            tensors = padding.fill(self._static)
-            for place in set(range(len(tensors))).difference(self._copied):
-                tensors[place] = self._static[place]
-            args, kwargs = self._arguments.rebuild(tensors, self.layout.numbers)
-            more = CONSTANTS | self._maxima
-            with masked(self._modules, padding, self.parts, self.cuts, more):
+            static = padding.fill(self._static)
+            args, kwargs = self._arguments.rebuild(static, self.layout.numbers)
+            handlers = CONSTANTS | self._maxima
+            with masked(self._modules, padding, self.parts, self.cuts, handlers):
                 value = self._call(*args, **kwargs)
             return [padding.clear(out) for out in flatten(value)]
 

@@ -1,6 +1,5 @@
 """``graphed()``: a model whose calls are replayed from CUDA graphs."""
 
-import copy
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -71,6 +70,3 @@ class Graphed(HasCaptures, ModelWrapper):
 
     def __reduce__(self) -> Any:
         return partial(graphed, **self._options), (self._original,)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "Graphed":
-        return graphed(copy.deepcopy(self._original, memo), **self._options)

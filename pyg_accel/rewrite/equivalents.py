@@ -46,12 +46,11 @@ def merge(expr: ir.Expr) -> ir.Expr:
         return expr
     merged: list[ir.Expr] = []
     for item in expr.factors:
-        last = merged[-1] if merged else None
-        both = isinstance(item, ir.Leaf) and isinstance(last, ir.Leaf) and item.kind == last.kind
-        if both and item.kind == "diagonal" and item.name == last.name:  # type: ignore[union-attr]
-            merged[-1] = replace(last, power=last.power + item.power)  # type: ignore
-        else:
-            merged.append(item)
+        match merged[-1:], item:
+            case [ir.Leaf(name, kind="diagonal") as last], ir.Leaf(other) if other == name:
+                merged[-1] = replace(last, power=last.power + item.power)
+            case _:
+                merged.append(item)
     return ir.product_of(merged)
 
 

@@ -7,7 +7,7 @@ elementwise maps and attention separate the factors of a product.
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Literal, TypeGuard, get_args
 
 __all__ = [
     "SPARSE",
@@ -263,6 +263,6 @@ def is_ones(expr: object) -> bool:
     return isinstance(expr, Leaf) and expr.kind == "data" and expr.cols == "1"
 
 
-def is_bias(expr: Expr) -> bool:
+def is_bias(expr: Expr) -> TypeGuard[Leaf]:
     """Whether an expression is a row that is added to every row."""
     return isinstance(expr, Leaf) and expr.kind == "bias"

@@ -143,7 +143,6 @@ class Leaves:
         terms: list[Expr] = []
         for term in expr.terms:
             if is_bias(term):
-                assert isinstance(term, Leaf)
                 (bias,) = self._source_of(term).nodes
                 term = self._ones(expr) @ self._row(bias, term.cols)
             terms.append(term)

@@ -153,8 +153,6 @@ class _Reading(Messages):
             renamed, names, symbols = named(expr, order, self._root)
             widths = {self._root(s): n for s, n in self._widths.items()}
             sizes = {new: widths[old] for old, new in symbols.items() if old in widths}
-            if "k" in self._widths:
-                sizes["k"] = self._widths["k"]
             yield Region(
                 expr=renamed,
                 root=node,

@@ -151,9 +151,7 @@ def tree_cost(tree: Tree, assumed: Assumptions) -> TreeCost:
             ahead = [replace(w, fused=_scores_read(node.args[0], data)) for w in ahead]
         if assumed.spread and node.op == "spmm" and data not in sent:
             sent.add(data)  # once for all matrices that multiply it
-            rows = PrimitiveCall(
-                "exchange", "h", "", "k" if data.kind == "cbsr" else data.cols, data.heads
-            )
+            rows = PrimitiveCall("exchange", "h", "", _width(data), data.heads)
             ahead = [rows, *ahead]
             backward += [rows] if needs(data) else []
         forward += [replace(w, once=True) for w in ahead] if node in static else ahead
@@ -166,6 +164,11 @@ def tree_cost(tree: Tree, assumed: Assumptions) -> TreeCost:
             if reads_data and isinstance(data, Node) and data not in accumulated:
                 saved[data] = (data.rows, data.cols, data.heads)
     return TreeCost(tuple(forward), tuple(backward), tuple(saved.values()))
+
+
+def _width(tree: Tree) -> str:
+    """Return the symbol of the number of columns that a matrix stores."""
+    return "k" if tree.kind == "cbsr" else tree.cols
 
 
 def _scores_read(matrix: Tree, data: Tree) -> bool:
@@ -192,9 +195,7 @@ def _forward(node: Node, *, sampled: bool = False) -> list[PrimitiveCall]:
         case "select":
             return [PrimitiveCall("maxk", rows, "k", cols)]
         case "scale_rows":
-            return [
-                PrimitiveCall("scale_rows", rows, "", "k" if node.kind == "cbsr" else cols, heads)
-            ]
+            return [PrimitiveCall("scale_rows", rows, "", _width(node), heads)]
         case "scale_edges":
             return [PrimitiveCall("scale_edges", rows, "", "1", heads, matrix_of(node).name)]
         case "add":
@@ -238,8 +239,8 @@ def _backward(node: Node, needs: Callable[[Tree], bool]) -> list[PrimitiveCall]:
             if needs(data):
                 work.append(_spmm(node, transposed=True))
             if needs(matrix):
-                read = "k" if data.kind == "cbsr" else cols
-                work.append(PrimitiveCall("sddmm", rows, "", read, heads, matrix_of(matrix).name))
+                graph = matrix_of(matrix).name
+                work.append(PrimitiveCall("sddmm", rows, "", _width(data), heads, graph))
             return work
         case "scale_rows":
             return _forward(node) if needs(a[1]) else []

@@ -45,7 +45,7 @@ class ModelWrapper(torch.nn.Module):
     def __getattr__(self, name: str) -> Any:
         """Return an attribute of the model."""
         model = vars(self).get("_original")
-        if model is None:
+        if model is None or name == "__deepcopy__":  # a copy of a wrapper is a wrapper
             raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
         return getattr(model, name)
 

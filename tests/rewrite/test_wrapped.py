@@ -325,6 +325,18 @@ def test_it_is_copied_pickled_graphed_and_called_like_the_model():
     assert pyg_accel.graphed(fast).num_layers == 2
 
 
+@pytest.mark.parametrize("wrap", [lambda m: optimize(m, *inputs()), pyg_accel.graphed])
+def test_a_copy_is_wrapped_even_if_the_model_copies_itself(wrap):
+    class Own(nn.GCN):  # as torch.fx.GraphModule
+        def __deepcopy__(self, memo):
+            return Own(12, 8, 2, 4)
+
+    fast = wrap(Own(12, 8, 2, 4))
+    twin = copy.deepcopy(fast)
+    assert twin._original is not fast._original
+    assert isinstance(twin, (OptimizedModel, pyg_accel.cuda_graphs.Graphed))
+
+
 def test_explain_shows_where_layers_are_called():
     class Net(Plain):
         def forward(self, x, edge_index):
