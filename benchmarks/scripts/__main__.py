@@ -7,14 +7,12 @@ Each script runs stock and as `python -m pyg_accel run`, in turns, in processes 
 `--models` its model is also what `optimize()` and, on a GPU, `graphed()` makes of it. A step ends
 with a backward pass. `step_ms` is the median from one end to the next, over the last two thirds of
 the steps; `until_ms` is the time of the process until they are over. Times are the processor's, on
-a GPU those of the clock, and of several turns the least. On a GPU processes are forked after torch
-and PyG are imported, which takes longer than the steps, and `until_ms` is without it.
+a GPU those of the clock, and of several turns the least.
 `loss_difference` is the largest one of all steps, over the loss: from `stock`, or, if that draws
 other batches, from `sampled`, which has the batches of `pyg_accel` and the layers of PyG.
 """
 
 import json
-import multiprocessing
 import os
 import subprocess
 import sys
@@ -26,7 +24,6 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.scripts import child
 from benchmarks.tools import results, timing
 from pyg_accel.runtime.large_pages import VARIABLE
 
@@ -136,44 +133,24 @@ def run(
     model: str = "", variables: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Run a script with its arguments in a process of its own."""
-    variables = {VARIABLE: str(int(patched)), "MPLBACKEND": "Agg", **(variables or {})}
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out.json"
-        words = [str(out), str(steps), str(seconds), device, model, *script]
-        start = _forked if device == "cuda" else _started
-        start(words, folder, variables, patched=patched, most=10 * seconds + 120)
+        accelerated = ("-m", "pyg_accel", "run") * patched
+        command = [sys.executable, *accelerated, "-m", "benchmarks.scripts.child", str(out),
+                   str(steps), str(seconds), device, model, *script]  # fmt: skip
+        paths = [str(timing.ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        variables = {VARIABLE: str(int(patched)),
+                     "PYTHONPATH": os.pathsep.join(paths), "MPLBACKEND": "Agg",
+                     "PYTHONDONTWRITEBYTECODE": "",  # or each process compiles what it imports
+                     **({"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""} if device == "cpu"
+                        else {}), **(variables or {})}  # fmt: skip
+        with suppress(subprocess.TimeoutExpired):  # workers of a loader may not end
+            subprocess.run(command, cwd=folder, env=os.environ | variables, capture_output=True,
+                           check=False, timeout=10 * seconds + 120)  # fmt: skip
         if not out.exists():
             return {"losses": [], "ends": [], "error": "no result", "peak_mib": np.nan}
         found: dict[str, Any] = json.loads(out.read_text())
         return found
-
-
-def _started(
-    words: Sequence[str], folder: str, variables: Mapping[str, str], *, patched: bool, most: int
-) -> None:
-    """Run the child as a command."""
-    accelerated = ("-m", "pyg_accel", "run") * patched
-    paths = [str(timing.ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    variables = {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1",
-                 "CUDA_VISIBLE_DEVICES": "",
-                 "PYTHONDONTWRITEBYTECODE": "",  # or each process compiles what it imports
-                 **variables}  # fmt: skip
-    with suppress(subprocess.TimeoutExpired):  # workers of a loader may not end
-        subprocess.run([sys.executable, *accelerated, "-m", child.__name__, *words], cwd=folder,
-                       env=os.environ | variables, capture_output=True, check=False,
-                       timeout=most)  # fmt: skip
-
-
-def _forked(
-    words: Sequence[str], folder: str, variables: Mapping[str, str], *, patched: bool, most: int
-) -> None:
-    """Run the child in a fork of a process that has imported torch and PyG."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([child.__name__])
-    process = context.Process(target=child.forked, args=(words, folder, variables, patched))
-    process.start()
-    process.join(most)
-    process.kill()
 
 
 if __name__ == "__main__":

@@ -9,15 +9,13 @@ are those of the processor since the process began, on a GPU those of the clock.
 """
 
 import json
-import os
 import random
 import resource
 import runpy
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import redirect_stderr, redirect_stdout
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -87,18 +85,6 @@ def main(
     result = {"losses": losses, "ends": ends, "error": error, "peak_mib": peak, "note": note(),
               "parts": data.parts}  # fmt: skip
     Path(out).write_text(json.dumps(result))
-
-
-def forked(words: Sequence[str], folder: str, variables: Mapping[str, str], patched: bool) -> None:
-    """Do the same in a forked process."""
-    os.environ.update(variables)
-    os.chdir(folder)
-    if patched:
-        import pyg_accel
-
-        pyg_accel.patch()
-    with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
-        main(*words)
 
 
 if __name__ == "__main__":
