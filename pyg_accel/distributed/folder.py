@@ -229,8 +229,6 @@ def _sha256(path: Path) -> str:
 class Stored:
     """A folder that :func:`save` created, with all arrays of the sizes in ``meta.json``.
 
-    Checksums say that ``meta.json`` is as it was written, so its entries fit one another.
-
     Args:
         folder: the folder.
         verify: the numbers of the arrays to read and compare with their checksums.
@@ -263,6 +261,16 @@ class Stored:
         verified = [*self.arrays][verify]
         for name, entry in self.arrays.items():
             self._look(name, entry, name in verified)
+        shapes = {_ORDER: [sum(self.nodes.values())]}
+        for i, (key, n) in enumerate(self.edges.items()):
+            shapes |= {_of(_ROWPTR, key, i): [self.nodes[key[2]] + 1], _of(_COL, key, i): [n]}
+        places, sizes = _places(self._empty()), {"node": self.nodes, "edge": self.edges}
+        for place, name, role in self.attributes:
+            shape = self.arrays[f"{place}-{name}"]["shape"]
+            rows = [] if role == "graph" else [sizes[role][places[place][1][role]]]
+            shapes[f"{place}-{name}"] = rows + shape[len(rows) :]
+        if any(self.arrays[name]["shape"] != shape for name, shape in shapes.items()):
+            raise FolderError(f"{self.folder} is damaged: its arrays do not fit one another")
 
     def _empty(self) -> Data | HeteroData:
         """Return a data set with the node and edge types, without attributes."""

@@ -31,10 +31,9 @@ from pyg_accel.patching.programs import Programs, Sizes, is_users, matching, pro
 from pyg_accel.patching.reasons import transform_reasons
 from pyg_accel.patching.sampling import in_force
 from pyg_accel.patching.verification import verify
-from pyg_accel.record.finals import final
 from pyg_accel.record.guard import NotComparable
 from pyg_accel.record.program import LayerProgram, State, record
-from pyg_accel.record.signature import Signature
+from pyg_accel.record.signature import Signature, key_of
 from pyg_accel.record.sizes import tells_apart
 from pyg_accel.runtime.cache import saved_tensors_are_hooked
 from pyg_accel.runtime.hooks import hook_reasons, hooks_in
@@ -54,6 +53,7 @@ _ENTRIES = {
     "edge_updater": ("edge_updater", "edge_update"),
 }
 _UNUSED = 4  # programs of a kind of call that changes of the layer made useless
+_OPTIONS = {bool, int, float, str, type(None)}
 _METHODS = {name for names in _ENTRIES.values() for name in names}
 
 
@@ -196,8 +196,7 @@ def attempt(
     failed, now, different = programs.of_class.fail, context(), ""
     kind: Any = None
     try:
-        signature = Signature(args, kwargs)
-        kind = _structure(layer), signature.key, kind_of(now)
+        kind = _structure(layer), key_of(args, kwargs), kind_of(now)
         if reason := programs.of_class.refusal(kind, again=again):
             return reason
     except NotComparable as error:
@@ -206,6 +205,7 @@ def attempt(
     if reason := reason or "; ".join(reasons()) or different:
         programs.of_class.reason = programs.of_class.reason or reason
         return reason
+    signature = Signature(args, kwargs)
     try:
         alike = next((p for p in matching(programs, now) if p.signature.is_like(signature)), None)
         tells = alike is not None and tells_apart(alike.guard.shared.reads.ran)
@@ -265,7 +265,7 @@ def verifies() -> bool:
 def _structure(layer: Module) -> tuple[Any, ...]:
     """Return a key of layers that probably run the same code."""
     return tuple([
-        (type(module), *filter(None, map(final, vars(module).copy().values())))
+        (type(module), *[v for v in [*vars(module).values()] if type(v) in _OPTIONS])
         for module in modules_in(layer)
     ])  # fmt: skip
 

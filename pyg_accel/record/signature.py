@@ -1,6 +1,6 @@
 """The signature of a program, and a flat function that checks arguments of a call."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torch.nn import Parameter
 from pyg_accel.graph.memo import tensors_in
 from pyg_accel.record.guard import NotComparable
 
-__all__ = ["LEAST", "Signature"]
+__all__ = ["LEAST", "Signature", "key_of"]
 
 _EXACT = (type(None), bool, type(Ellipsis))
 _EQUAL = (int, float, str)
@@ -38,7 +38,7 @@ class Signature:
         other: "Signature | None" = None,
         drift: int = 0,
     ) -> None:
-        self.key: tuple[Any, ...] = tuple(_describe((args, *kwargs.items())))
+        self.key = key_of(args, kwargs)
         tensors = self.leaves(args, kwargs)
         self.shapes: list[tuple[int | None, ...]] = [tuple(t.shape) for t in tensors]
         if other is not None:
@@ -158,18 +158,19 @@ def _common(size: int | None, other: int | None) -> int | None:
     return size if size == other or size is None or size < LEAST else None
 
 
-def _describe(value: Any) -> Iterator[Any]:
-    """Yield a description of arguments without sizes."""
+def key_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """Return a description of arguments without sizes, or raise :class:`NotComparable`."""
+    return (*map(_describe, args), *[(name, _describe(value)) for name, value in kwargs.items()])
+
+
+def _describe(value: Any) -> tuple[Any, ...]:
     kind = type(value)
     if kind is Tensor or kind is Parameter:
-        yield kind, value.dtype, value.get_device(), value.requires_grad, value.dim()
         if value.layout is not torch.strided:
             raise NotComparable("a sparse matrix among the arguments")
-    elif kind in _SEQUENCES:
-        yield kind, len(value)
-        for item in value:
-            yield from _describe(item)
-    elif kind in _EXACT or kind in _EQUAL:
-        yield kind, value
-    else:
-        raise NotComparable(f"an argument of type {kind.__name__}")
+        return kind, value.dtype, value.get_device(), value.requires_grad, value.dim()
+    if kind in _SEQUENCES:
+        return kind, *map(_describe, value)
+    if kind in _EXACT or kind in _EQUAL:
+        return kind, value
+    raise NotComparable(f"an argument of type {kind.__name__}")
