@@ -337,15 +337,18 @@ void place_results(StagesArgs& args,
     output.data = advance(results[i], first);
     if (output.slots >= 0)
       output.winners = advance(results[winners++], first);
-    args.log_sums_stride = args.source_numbers_stride = heads;
+    args.heads_stride = heads;
   }
-  if (args.scores >= 0)
-    args.log_sums = advance(results.back(), block.head);
+  if (args.scores >= 0) {
+    args.largest = advance(results[results.size() - 2], block.head);
+    args.inverse = advance(results.back(), block.head);
+  }
 }
 
 // Returns the outputs: [rows, H, width], or [edges, H, width] without a reduction; then, if
-// `want_arg`, the winners of each maximum and minimum; then the logarithms of the sums of
-// exponentials [rows, H] if `scores` names a number. `source_numbers` are [num_cols, H].
+// `want_arg`, the winners of each maximum and minimum; then, if `scores` names a number, the
+// largest scores [rows, H] and the inverse sums of the exponentials. `source_numbers` are
+// [num_cols, H].
 std::vector<Tensor> stages(const Tensor& rowptr,
                            const Tensor& col,
                            const std::optional<Tensor>& eid,
@@ -382,7 +385,7 @@ std::vector<Tensor> stages(const Tensor& rowptr,
   for (int i = 0; want_arg && i < args.num_outputs; ++i)
     if (is_extreme(args.outputs[i].reduce))
       results.push_back(new_result(rowptr, {csr.num_rows, heads, args.outputs[i].width}));
-  if (scores >= 0)
+  for (int i = 0; scores >= 0 && i < 2; ++i)
     results.push_back(new_result(*like, {csr.num_rows, heads}, wide));
 
   const Block pass = first_block(args, csr, element_bytes(like->scalar_type()));

@@ -12,7 +12,7 @@
 
 namespace pyg_accel {
 
-inline constexpr int kMaxSourceNumbers = 2;
+inline constexpr int kMaxSourceNumbers = 3;
 inline constexpr int kMaxSums = 4;
 // Indices of numbers: arguments from 0 on, then sums over the width, then those computed from them.
 inline constexpr int kFirstSum = kMaxSourceNumbers;
@@ -73,7 +73,7 @@ struct StagesArgs {
   int64_t step_rows;
   int num_source_numbers;
   const void* source_numbers[kMaxSourceNumbers];  // [num_cols, heads] accumulators
-  int64_t source_numbers_stride;
+  int64_t heads_stride;  // of these numbers, and of those that softmax returns
   int num_sums;
   WideSum sums[kMaxSums];
   ProgramArgs narrow;  // numbers from numbers; its columns are the heads
@@ -82,8 +82,9 @@ struct StagesArgs {
   int num_outputs;
   Output outputs[kMaxOutputs];
   int scores;  // this number is replaced by its softmax over the row and multiplies terms, or -1
-  void* log_sums;  // [rows, heads] accumulators: logarithms of the sums of exponentials
-  int64_t log_sums_stride;
+  // [rows, heads] accumulators: the largest scores, and 1 / the sums of the exponentials.
+  void* largest;
+  void* inverse;
   int64_t accumulators;  // of a row: outputs, then the maximum and the sum of scores of each head
 };
 

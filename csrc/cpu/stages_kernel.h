@@ -98,13 +98,13 @@ class Stages {
           finish(output, row, rowptr_[row + 1] - rowptr_[row], total);
     }
     for (int64_t row = begin; a_.scores >= 0 && row < end; ++row, totals += a_.accumulators) {
-      A* log_sums = static_cast<A*>(a_.log_sums) + row * a_.log_sums_stride;
+      const bool empty = rowptr_[row] == rowptr_[row + 1];
       for (int64_t h = 0; h < heads_; h += L) {
         const int n = static_cast<int>(smaller(heads_ - h, L));
-        V log_sum{};
-        if (rowptr_[row] < rowptr_[row + 1])
-          log_sum = load_n(most_of(totals) + h, n) + vlog(load_n(sum_of(totals) + h, n));
-        store_n(log_sums + h, log_sum, n);
+        const int64_t to = row * a_.heads_stride + h;
+        store_n(static_cast<A*>(a_.largest) + to, empty ? V{} : load_n(most_of(totals) + h, n), n);
+        store_n(static_cast<A*>(a_.inverse) + to,
+                empty ? V{} : splat<A>(1) / load_n(sum_of(totals) + h, n), n);
       }
     }
   }
@@ -209,7 +209,7 @@ class Stages {
   void compute_numbers(int count) {
     for (int g = 0; g < a_.num_source_numbers; ++g) {
       const A* from = static_cast<const A*>(a_.source_numbers[g]);
-      const int64_t stride = a_.source_numbers_stride;
+      const int64_t stride = a_.heads_stride;
       for (int j = 0; j < count; ++j) {
         __builtin_prefetch(from + static_cast<int64_t>(col_[ahead(k_ + j)]) * stride);
         for (int64_t h = 0; h < heads_; ++h)

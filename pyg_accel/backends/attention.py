@@ -12,8 +12,8 @@ __all__ = ["AttentionGradient"]
 class AttentionGradient(NamedTuple):
     """The backward pass, over the transposed graph: several formulas, as of ``gspmm_several``.
 
-    With n operands, operand n of the formulas is ``grad``, n + 1 is ``total`` and n + 2 the dot
-    product of a target's result and gradient, [targets, H, 1]. All three are of side u.
+    With n operands, operand n of the formulas is ``grad``, n + 1 is ``largest``, n + 2 ``inverse``
+    and n + 3 the dot product of a target's result and gradient, [targets, H, 1]; all of side u.
 
     Attributes:
         score: of attention on the transposed graph: features of targets have side u.
@@ -23,7 +23,8 @@ class AttentionGradient(NamedTuple):
         operands: of attention.
         grad: [targets, H, F], of the result.
         out: [targets, H, F], the result.
-        total: [targets, H, 1], the second result.
+        largest: [targets, H, 1], the second result.
+        inverse: [targets, H, 1], the third result.
     """
 
     score: Formula
@@ -33,9 +34,10 @@ class AttentionGradient(NamedTuple):
     operands: list[Tensor]
     grad: Tensor
     out: Tensor
-    total: Tensor
+    largest: Tensor
+    inverse: Tensor
 
     @property
     def tensors(self) -> list[Tensor]:
-        """The inputs: operands, both results and the gradient of the first."""
-        return [*self.operands, self.out, self.total, self.grad]
+        """The inputs: operands, the results and the gradient of the first."""
+        return [*self.operands, self.out, self.largest, self.inverse, self.grad]

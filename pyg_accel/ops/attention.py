@@ -189,7 +189,8 @@ def _attention_fake(*args: Any) -> list[Tensor]:
     heads, width = extent(score, value, shapes_of(operands))
     rows, like = csr.num_rows, operands[0]
     wide = torch.float64 if like.dtype == torch.float64 else torch.float32
-    return [like.new_empty(rows, heads, width), like.new_empty(rows, heads, dtype=wide)]
+    numbers = [like.new_empty(rows, heads, dtype=wide) for _ in range(2)]
+    return [like.new_empty(rows, heads, width), *numbers]
 
 
 def _record(*args: Any) -> Recorded:

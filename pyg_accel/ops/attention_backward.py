@@ -2,10 +2,10 @@
 
 With ``p`` the weight of an edge and ``g`` the gradient of the result, the gradient of its score is
 ``ds = p * (sum(g * value) - delta)``, where ``delta = sum(g * out)`` is one number per target and
-head, so that no pass over the edges of a target has to compute it. The pass
-computes p anew from the scores and the logarithm of their sum, and adds up the gradients of source
-operands. It writes ds (and p, if requested), E x heads, and the gradients of targets and edges are
-sums of formulas that read them.
+head, so that no pass over the edges of a target has to compute it. The pass computes p anew from
+the scores, the largest score of a target and the sum of the exponentials, and adds up the gradients
+of source operands. It writes ds (and p, if requested), E x heads, and the gradients of targets and
+edges are sums of formulas that read them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -88,9 +88,9 @@ class SourcePass(NamedTuple):
 
     @property
     def used(self) -> tuple[int, ...]:
-        """Its inputs: operands, both results, and the gradient of the first."""
+        """Its inputs: operands, the results, and the gradient of the first."""
         n = len(self.needs)
-        return (*range(n), n + 3, n + 4, n)
+        return (*range(n), n + 3, n + 4, n + 5, n)
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -103,7 +103,7 @@ class SourcePass(NamedTuple):
         """Return (heads, width) of its results."""
         n = len(self.needs)
         heads, shapes = tensors[n].size(1), shapes_of([tensors[i] for i in range(n + 1)])
-        sizes = dict(enumerate((*shapes, (heads, 1), (heads, 1))))
+        sizes = dict(enumerate((*shapes, *[(heads, 1)] * 3)))
         return [(heads, shape_of(parse(text), sizes)[1]) for text in self.formulas]
 
     def by_operators(self, arrays: Arrays) -> Callable[[CSR], Launch]:
@@ -122,9 +122,9 @@ class SourcePass(NamedTuple):
         formulas, count = tuple(map(parse, self.formulas)), len(self.sources)
 
         def problem(tensors: list[Tensor]) -> AttentionGradient:
-            out, total, grad = tensors[n:]
+            *results, grad = tensors[n:]
             return AttentionGradient(score, value, formulas[:count], formulas[count:], tensors[:n],
-                                     grad, out, total)  # fmt: skip
+                                     grad, *results)  # fmt: skip
 
         kernel, name = decision.kernel, decision.backend.name
         if kernel.bind is not None:
@@ -152,10 +152,10 @@ def _plan(
             sources[index] = swap_sides(formula)
             continue
         others.append(Step(index, sides[index], formula))
-    # The weight of an edge is exp(score - total).
-    upstream, total, delta = (Operand("u", n + i) for i in range(3))
+    upstream, largest, inverse, delta = (Operand("u", n + i) for i in range(4))
     scores, values = swap_sides(scores), swap_sides(values)
-    per_edge: dict[int, Formula] = {n + 1: Unary("exp", Binary("sub", scores, total))}
+    share = Unary("exp", Binary("sub", scores, largest))
+    per_edge: dict[int, Formula] = {n + 1: Binary("mul", share, inverse)}
     inner = Binary("sub", Sum(Binary("mul", upstream, values)), delta)
     per_edge[n + 2] = Binary("mul", per_edge[n + 1], inner)
     read = {o.index for step in others for o in operands_of(step.formula)}
@@ -293,7 +293,7 @@ def attention_rule(
     shapes: Shapes = tuple((*t, 1, 1)[:2] for t in trailings)
     return AttentionRule(
         edge_order and "e" in sides, sides, trailings, shapes, needs, extent(score, value, shapes),
-        tuple(range(n + 2)), (*range(n), n + 3, n + 4, n), score=score, value=value,
+        tuple(range(n + 3)), (*range(n), n + 3, n + 4, n + 5, n), score=score, value=value,
     )  # fmt: skip
 
 
@@ -309,7 +309,7 @@ def read_by(score: str, value: str) -> tuple[tuple[str, int], ...]:
 
 def _pass_of(args: tuple[Any, ...]) -> tuple[CSR, SourcePass, list[Tensor]]:
     tensors, score, value, needs = args[5:]
-    part, _ = _plan(score, value, tuple(needs), kinds_of_shapes(shapes_of(tensors[:-3])))
+    part, _ = _plan(score, value, tuple(needs), kinds_of_shapes(shapes_of(tensors[:-4])))
     return CSR(*args[:5]), part, tensors
 
 

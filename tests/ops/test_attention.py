@@ -194,6 +194,18 @@ def test_large_scores_do_not_overflow(way):
     torch.testing.assert_close(out[0], x[[0, 1, 2]].mean(0))
 
 
+def test_gradients_of_equal_large_scores_are_those_of_small_ones(way):
+    """As of a target all of whose edges are masked: -1e9 + log(4) is -1e9 in float32."""
+    graph = Graph.from_edge_index(torch.tensor([[0, 1, 2, 3], [0, 0, 0, 0]]), (4, 1))
+    values, grad, found = torch.randn(4, H, F), torch.randn(1, H, F), []
+    for score in (0.0, -1e9, 1e9):
+        operands = [torch.full((4, H), score).requires_grad_(), values.clone().requires_grad_()]
+        out = ops.attention(graph, "e0", "u1", operands)
+        found.append((out, *torch.autograd.grad(out, operands, grad)))
+    for large in found[1:]:
+        torch.testing.assert_close(large, found[0])
+
+
 def test_without_gradients_the_transposed_graph_is_not_made(way):
     graph, operands = small()
     with torch.no_grad():

@@ -95,14 +95,14 @@ CALLS = {
     "attention_gradients": {
         "dots": lambda: (
             *turned(True),
-            [*map(torch.randn, [(4, 2, 3), (5, 2, 3), (5, 2, 3), (5, 2, 1), (5, 2, 3)])],
+            [*map(torch.randn, [(4, 2, 3), (5, 2, 3), (5, 2, 3), (5, 2, 1), (5, 2, 1), (5, 2, 3)])],
             "sum(mul(u0,v1))",
             "u0",
             [True, True],
         ),
         "edges": lambda: (
             *turned(False),
-            [*map(torch.randn, [(8, 2, 1), (4, 1, 3), (5, 2, 3), (5, 2, 1), (5, 2, 3)])],
+            [*map(torch.randn, [(8, 2, 1), (4, 1, 3), (5, 2, 3), (5, 2, 1), (5, 2, 1), (5, 2, 3)])],
             "e0",
             "u1",
             [True, False],

@@ -86,8 +86,8 @@ def bind(
 
 
 def _nothing(csr: CSR, like: Tensor, heads: int, width: int) -> list[Tensor]:
-    out, total = like.new_zeros(csr.num_rows, heads, width), like.new_zeros(csr.num_rows, heads)
-    return [out, total.float() if out.dtype.itemsize == 2 else total]
+    out, number = like.new_zeros(csr.num_rows, heads, width), like.new_zeros(csr.num_rows, heads)
+    return [out, *[number.float() if out.dtype.itemsize == 2 else number] * 2]
 
 
 def run_backward(csr: CSR, call: AttentionGradient) -> list[Tensor]:
@@ -96,10 +96,11 @@ def run_backward(csr: CSR, call: AttentionGradient) -> list[Tensor]:
     sums, stores = call.sums, call.stores
     shapes, heads = shapes_of(operands), grad.size(1)
     if 0 in grad.shape[1:]:
-        sizes = dict(enumerate((*shapes, (heads, 1), (heads, 1))))
+        sizes = dict(enumerate((*shapes, *[(heads, 1)] * 3)))
         outs = [grad.new_zeros(csr.num_rows, heads, shape_of(f, sizes)[1]) for f in sums]
         return outs + [grad.new_zeros(csr.col.numel(), heads, 1) for _ in stores]
-    numbers = call.total[:, :, 0], cpu_library().row_dots(grad, call.out)
+    delta = cpu_library().row_dots(grad, call.out)
+    numbers = call.largest[:, :, 0], call.inverse[:, :, 0], delta
     reduces = ("sum",) * len(sums) + ("none",) * len(stores)
     return _launcher(compile_stages((*sums, *stores), reduces, shapes), numbers)(csr)(operands)
 

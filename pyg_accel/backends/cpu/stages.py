@@ -35,7 +35,7 @@ __all__ = [
 COMBINE = ("mul", "add", "sub", "reverse_sub")
 REDUCES = ("sum", "mean", "max", "min", "prod", "sqsum", "none")
 # The limits and numbers of csrc/cpu/stages.h.
-MAX_SOURCE_NUMBERS, MAX_SUMS, MAX_RESULTS = 2, 4, 8
+MAX_SOURCE_NUMBERS, MAX_SUMS, MAX_RESULTS = 3, 4, 8
 MAX_TERMS, MAX_OUTPUTS = 8, 6
 FIRST_SUM, FIRST_RESULT = MAX_SOURCE_NUMBERS, MAX_SOURCE_NUMBERS + MAX_SUMS
 

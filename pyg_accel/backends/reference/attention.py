@@ -22,8 +22,10 @@ def attention(csr: CSR, score: Formula, value: Formula, operands: list[Tensor]) 
         operands: of both, by operand index.
 
     Returns:
-        [num_rows, H, F], 0 for empty rows; and [num_rows, H], the logsumexp of the scores of each
-        row (undefined for empty rows), in float64 for float64 operands and in float32 for others.
+        [num_rows, H, F], 0 for empty rows; and for the weights, ``exp(score - largest) * inverse``,
+        the largest score of each row and the inverse of the sum of the exponentials, [num_rows, H]
+        (undefined for empty rows), in float64 for float64 operands and in float32 for others. Their
+        logarithm together would lose the sum beside a large score.
     """
     dtype, wide = operands[0].dtype, [widened(t) for t in operands]
     place = places_of(csr)
@@ -37,7 +39,7 @@ def attention(csr: CSR, score: Formula, value: Formula, operands: list[Tensor]) 
     sums = zeros.scatter_add(0, index, shares)
     message = shares / sums.gather(0, index) * values
     out = message.new_zeros(csr.num_rows, *message.shape[1:]).index_add_(0, place["v"], message)
-    return [out.to(dtype), (largest + sums.log()).squeeze(-1)]
+    return [out.to(dtype), largest.squeeze(-1), sums.reciprocal().squeeze(-1)]
 
 
 def attention_backward(csr: CSR, call: AttentionGradient) -> list[Tensor]:
@@ -48,7 +50,7 @@ def attention_backward(csr: CSR, call: AttentionGradient) -> list[Tensor]:
     """
     *operands, grad, out = (widened(t) for t in (*call.operands, call.grad, call.out))
     delta = (grad * out).sum(-1, keepdim=True)
-    tensors, place = [*operands, grad, call.total, delta], places_of(csr)
+    tensors, place = [*operands, grad, call.largest, call.inverse, delta], places_of(csr)
     results = []
     for formula in call.sums:
         part = evaluate(formula, tensors, place).expand(-1, grad.size(1), -1)

@@ -54,8 +54,8 @@ def bind(
             go = filled(csr).bound()
 
             def attend(operands: list[Tensor]) -> list[Tensor]:
-                out, sums = go(fill(operands, wide))
-                return [cut(out, width), sums]
+                out, *numbers = go(fill(operands, wide))
+                return [cut(out, width), *numbers]
 
             return Launch(attend, listed=True)
 
@@ -66,9 +66,9 @@ def bind(
     def on(csr: CSR) -> Launch:
         sequence, rows = Sequence(count, csr.rowptr.device), csr.num_rows
         out = sequence.result((rows, heads, width), dtype)
-        sums = sequence.result((rows, heads), accumulate(dtype))
+        numbers = [sequence.result((rows, heads), accumulate(dtype)) for _ in range(2)]
         if rows and heads * width:
-            go.append_to(sequence, csr, sequence.operands, [out], [sums])
+            go.append_to(sequence, csr, sequence.operands, [out], numbers)
         return Launch(sequence, listed=True)
 
     return on
@@ -145,7 +145,7 @@ def bind_backward(csr: CSR, call: AttentionGradient) -> Callable[[CSR], Launch]:
     infinite = len(call.operands) + 1 if finite else -1
     bound = _bind_several(
         csr, [*call.sums, *call.stores], reduces,
-        [*call.operands, call.grad, call.total, call.total], infinite,
+        [*call.operands, call.grad, *[call.largest] * 3], infinite,
         a_row=_entries_a_copy(call.score, call.operands),
     )  # fmt: skip
     bound_delta = _delta(call)
@@ -154,9 +154,9 @@ def bind_backward(csr: CSR, call: AttentionGradient) -> Callable[[CSR], Launch]:
         pass_over, delta_of = bound(csr), bound_delta(csr)
 
         def differentiate(tensors: list[Tensor]) -> list[Tensor]:
-            *operands, out, total, grad = tensors
+            *operands, out, largest, inverse, grad = tensors
             (delta,) = delta_of([grad, out])
-            return pass_over([*operands, grad, total, delta])
+            return pass_over([*operands, grad, largest, inverse, delta])
 
         return Launch(differentiate, listed=True)
 

@@ -155,7 +155,7 @@ class RowRecipe(Recipe):
         """Names of the results of a kernel over whole rows."""
         names = [f"out{k}" for k, output in enumerate(self.outputs) if output.side != "e"]
         if self.score is not None:
-            names.append("sums")
+            names += ["largest", "inverse"]
         if self.winners:
             names += [f"winner{k}" for k, output in enumerate(self.outputs)
                       if output.reduce in ("max", "min")]  # fmt: skip

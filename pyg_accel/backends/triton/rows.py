@@ -67,7 +67,7 @@ class RowPass:
             csr: the graph.
             operands: of the formulas.
             outs: where the outputs go.
-            behind: where the logarithms of the sums of softmax go, or the winners.
+            behind: where the numbers of softmax go, or the winners.
             part: of the width, in sums that take several passes.
         """
         plan, recipe = self._plan, self.recipe

@@ -357,8 +357,8 @@ def _finish(recipe: RowRecipe, *, whole: bool = False) -> list[str]:
         lines.append(f"result{k} = {code}")
         results[f"out{k}"] = State(f"result{k}", "", state.shape)
     if recipe.score is not None:
-        lines.append('sums = tl.where(top == float("-inf"), 0.0, top) + tl.log(norm)')
-        results["sums"] = State("sums", "", "head")
+        lines += ['largest = tl.where(top == float("-inf"), 0.0, top)', "inverse = 1.0 / norm"]
+        results |= {name: State(name, "", "head") for name in ("largest", "inverse")}
     source = "col_ptr" if recipe.winners == "col" else "eid_ptr"
     for k, output in enumerate(recipe.outputs):
         if recipe.winners and output.reduce in ("max", "min"):

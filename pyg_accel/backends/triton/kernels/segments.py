@@ -52,7 +52,7 @@ def segment_matmul_kernel(
             product = tl.zeros([ROWS, WIDTH], tl.float32)
             step = 0
             while step < depth:
-                k = step + tl.arange(0, DEPTH)
+                k = (step + tl.arange(0, DEPTH)).to(tl.int64)
                 x = tl.load(x_ptr + row[:, None] * x_row + k[None, :] * x_column,
                             mask=ours[:, None] & (k < depth)[None, :], other=0.0)  # fmt: skip
                 w = tl.load(matrix + k[:, None] * weight_row + m[None, :] * weight_column,
@@ -87,8 +87,8 @@ def segment_outer_kernel(
     """Compute a tile of ``x[segment].T @ y[segment]`` [depth, width], in the order of the rows."""
     precision: tl.constexpr = "tf32" if ROUNDED else "ieee"
     segment = tl.program_id(0).to(tl.int64)
-    k = tl.program_id(1) * DEPTH + tl.arange(0, DEPTH)
-    m = tl.program_id(2) * WIDTH + tl.arange(0, WIDTH)
+    k = tl.program_id(1).to(tl.int64) * DEPTH + tl.arange(0, DEPTH)
+    m = tl.program_id(2).to(tl.int64) * WIDTH + tl.arange(0, WIDTH)
     row, last = tl.load(bounds_ptr + segment), tl.load(bounds_ptr + segment + 1)
     out = tl.zeros([DEPTH, WIDTH], tl.float32)
     while row < last:
