@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+import torch_geometric.backend
 import torch_geometric.typing
 from torch import Tensor
 from torch_geometric.index import index2ptr
@@ -57,6 +58,16 @@ def description() -> str:
     lacking = "; for torch-sparse, which is missing: GraphSAINT, ShaDow and DimeNet alone"
     sparse = "" if torch_geometric.typing.WITH_TORCH_SPARSE else lacking
     return f"pyg_accel: {', '.join(by_kernel)}, metis {metis}{sparse}"
+
+
+def few_segments(
+    num_segments: int, max_segment_size: int, in_channels: int, out_channels: int
+) -> bool:
+    """Stand in for PyG's choice of ``segment_matmul`` in RGCNConv: never.
+
+    With it PyG takes means over the edges of all relations together, and not of each.
+    """
+    return False
 
 
 def example_ptr(batch: Tensor, size: int | None = None) -> Tensor:
@@ -115,6 +126,7 @@ def _look() -> None:
     places = [(module, name, new[name]) for module in _modules() for name in new
               if _value(module, name) is stock[name]]  # fmt: skip
     places.append((torch.ops, "pyg", operators.NAMESPACE))
+    places.append((torch_geometric.backend, "use_segment_matmul_heuristic", few_segments))
     places += [(m, "index2ptr", example_ptr) for m in (pool, edge_conv, gravnet_conv, x_conv)]
     for name in ("spline_basis", "spline_weighting"):
         places.append((spline_conv, name, getattr(pyg_lib.ops, name)))

@@ -108,6 +108,17 @@ def test_half_precision_has_the_type_of_stock(dtype, homogeneous):
         torch.testing.assert_close(layer(x, edge_index, edge_type), expected, rtol=0.05, atol=0.05)
 
 
+def test_means_stay_those_of_each_relation_where_they_are_not_one_call(homogeneous):
+    """With pyg-lib and so many relations PyG takes means over all of them together."""
+    x, edge_index, edge_type = homogeneous
+    layer, x = pyg.RGCNConv(WIDTH, 4, 300), x.detach().float()
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = layer(x, edge_index, edge_type)
+        with pyg_accel.patched():
+            out = layer(x, edge_index, edge_type)
+    torch.testing.assert_close(out, expected, rtol=0.02, atol=0.02)
+
+
 def formulas(rows: list[Any]) -> list[str]:
     return [row.formula for row in rows]
 
