@@ -41,14 +41,10 @@ def metis(
     if find_spec("pymetis") is not None:
         import pymetis
 
-        def weights(t: Tensor | None) -> list[int] | None:
-            return None if t is None else t.tolist()
-
+        nodes, edges = (None if t is None else t.tolist() for t in (node_weight, edge_weight))
         graph = pymetis.CSRAdjacency(rowptr.cpu().numpy(), col.cpu().numpy())
-        _, parts = pymetis.part_graph(
-            num_partitions, graph, vweights=weights(node_weight), eweights=weights(edge_weight),
-            recursive=recursive,
-        )  # fmt: skip
+        _, parts = pymetis.part_graph(num_partitions, graph, vweights=nodes, eweights=edges,
+                                      recursive=recursive)  # fmt: skip
         return torch.as_tensor(parts).to(rowptr)
     row, col = torch.repeat_interleave(rowptr.cpu().long().diff()), col.cpu().long()
     row, col = row[row != col], col[row != col]

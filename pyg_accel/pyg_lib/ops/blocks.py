@@ -69,8 +69,6 @@ def _smallest(distance: Tensor, k: int) -> tuple[Tensor, Tensor]:
         return near[:, :k], order[:, :k]
     # A float32 that is not negative has the order of its bits: with the position it is one key.
     place = torch.arange(distance.size(1), device=distance.device)
-    key = (
-        distance.nan_to_num(nan=torch.inf, posinf=torch.inf).view(torch.int32).long() << 32 | place
-    )
-    key = key.topk(k, largest=False, sorted=True).values
+    bits = distance.nan_to_num(nan=torch.inf, posinf=torch.inf).view(torch.int32).long()
+    key = (bits << 32 | place).topk(k, largest=False, sorted=True).values
     return (key >> 32).int().view(torch.float32), key & (2**32 - 1)

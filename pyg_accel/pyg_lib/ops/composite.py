@@ -93,8 +93,7 @@ def scatter_logsumexp(
     index = along(index, src, dim)
     dim_size = dim_size if out is None else out.size(dim)
     most, arg = scatter_max(src, index, dim, dim_size=dim_size)
-    rows = src - most.gather(dim, index)
-    rows = rows.masked_fill(rows.isnan(), -torch.inf)
+    rows = (src - most.gather(dim, index)).nan_to_num(-torch.inf, torch.inf, -torch.inf)
     total = scatter_sum(rows.exp(), index, dim, dim_size=dim_size)
     result = (most + (total + eps).log()).masked_fill(arg == src.size(dim), -torch.inf)
     if out is None:
