@@ -276,6 +276,6 @@ def record(
         recorder.stop(str(error), may_change=error.may_change)
         return out, recorder, None
     guard.shareable &= recorder.is_shareable
-    floats = {"" for kind, *_ in signature.key if kind is float}
+    floats = {"" for value in tree_leaves((args, kwargs)) if type(value) is float}
     recorder.check_sizes(guard.floats | floats)
     return out, recorder, guard

@@ -78,6 +78,23 @@ def test_numbers_of_sizes_are_never_constants(name):
     assert_like_stock(Scaled(SCALES[name]), 40, 41, 60, 61, 90, 40, 33)
 
 
+class Compared(Sums):
+    """Sums of features, twice as large for graphs from a size on that is computed with floats."""
+
+    def forward(self, x: Tensor, edge_index: Tensor, *parts: Any, **options: Any) -> Tensor:
+        share = options["share"] if options else parts[0][0]
+        return self.propagate(edge_index, x=x) * (2 if share * x.size(0) > 20 else 1)
+
+
+@pytest.mark.parametrize(("args", "kwargs"), [((), {"share": 0.5}), (((0.5, 1),), {})])
+def test_comparisons_with_floats_among_the_arguments_see_each_size(args, kwargs):
+    layer, sizes = Compared(), (36, 37, 38, 60, 61)
+    expected = [layer(*graph(nodes), *args, **kwargs) for nodes in sizes]
+    with pyg_accel.patched():
+        for nodes, right in zip(sizes, expected, strict=True):
+            torch.testing.assert_close(layer(*graph(nodes), *args, **kwargs), right)
+
+
 def test_one_program_for_several_sizes_computes_numbers_of_them():
     layer, later = Scaled(lambda n: n * 2 + n // 7), (60, 61, 90, 40, 33)
     assert_like_stock(layer, 40, 41)  # at the second size it is recorded for all
