@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from benchmarks.tools import results, timing
 from pyg_accel.runtime.large_pages import VARIABLE
@@ -69,6 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--pyg", type=Path, required=True, help="a checkout of pytorch_geometric")
     parser.add_argument("--only", nargs="+", help="paths below examples/, with options")
     options = parser.parse_args(arguments)
+    torch.set_num_threads(1)  # as scripts on a CPU have: rows say so
     name = f"scripts/{'models' if options.models else 'scripts'}_{options.device}"
     rows = results.Rows(name, options, options.device, key=("script",),
                         steps_at_most=options.steps)  # fmt: skip
