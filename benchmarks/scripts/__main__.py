@@ -7,9 +7,9 @@ Each script runs stock and as `python -m pyg_accel run`, in turns, in processes 
 `--models` its model is also what `optimize()` and, on a GPU, `graphed()` makes of it. A step ends
 with a backward pass. `step_ms` is the median from one end to the next, over the last two thirds of
 the steps; `until_ms` is the time of the process until they are over. Times are the processor's, on
-a GPU those of the clock, and of several turns the least.
-`loss_difference` is the largest one of all steps, over the loss: from `stock`, or, if that draws
-other batches, from `sampled`, which has the batches of `pyg_accel` and the layers of PyG.
+a GPU those of the clock, and of several turns the least. `loss_difference` is the largest one of
+all steps, over the loss: from `stock`, or, if that draws other batches, from `sampled`, which has
+the batches of `pyg_accel` and the layers of PyG.
 """
 
 import json
@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from benchmarks.tools import results, timing
-from pyg_accel.runtime.large_pages import VARIABLE
+from benchmarks.tools.fresh import small_pages
 
 SCRIPTS = (
     "gcn.py", "gat.py", "super_gat.py", "agnn.py", "tagcn.py", "mixhop.py", "linkx.py", "pna.py",
@@ -141,12 +141,14 @@ def run(
         command = [sys.executable, *accelerated, "-m", "benchmarks.scripts.child", str(out),
                    str(steps), str(seconds), device, model, *script]  # fmt: skip
         paths = [str(timing.ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-        variables = {VARIABLE: str(int(patched)),
-                     "PYTHONPATH": os.pathsep.join(paths), "MPLBACKEND": "Agg",
+        variables = {"PYTHONPATH": os.pathsep.join(paths), "MPLBACKEND": "Agg",
                      "PYTHONDONTWRITEBYTECODE": "",  # or each process compiles what it imports
                      **({"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""} if device == "cpu"
                         else {}), **(variables or {})}  # fmt: skip
-        with suppress(subprocess.TimeoutExpired):  # workers of a loader may not end
+        with (
+            nullcontext() if patched else small_pages(),
+            suppress(subprocess.TimeoutExpired),  # workers of a loader may not end
+        ):
             subprocess.run(command, cwd=folder, env=os.environ | variables, capture_output=True,
                            check=False, timeout=10 * seconds + 120)  # fmt: skip
         if not out.exists():

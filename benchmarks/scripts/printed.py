@@ -13,10 +13,11 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 from benchmarks.tools import results, timing
-from pyg_accel.runtime.large_pages import VARIABLE
+from benchmarks.tools.fresh import small_pages
 
 SCRIPTS = (
     "nn/models/test_basic_gnn.py --backward --dynamic", "nn/conv/test_hetero_conv.py --backward",
@@ -52,9 +53,10 @@ def compared(command: Sequence[str], turns: int) -> list[dict[str, object]]:
     for _ in range(turns):
         for variant, found in least.items():
             run = [sys.executable, *(("-m", "pyg_accel", "run") * (variant == "patched")), *command]
-            environment = os.environ | {"PYTHONPATH": str(timing.ROOT),
-                                        VARIABLE: str(int(variant == "patched"))}  # fmt: skip
-            done = subprocess.run(run, env=environment, capture_output=True, text=True, check=False)
+            with small_pages() if variant == "stock" else nullcontext():
+                environment = os.environ | {"PYTHONPATH": str(timing.ROOT)}
+                done = subprocess.run(run, env=environment, capture_output=True, text=True,
+                                      check=False)  # fmt: skip
             if done.returncode:
                 errors[f"error, {variant}"] = done.stderr.strip().rpartition("\n")[2][:120]
             for key, seconds in printed(done.stdout):

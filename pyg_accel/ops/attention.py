@@ -16,6 +16,7 @@ from torch import Tensor
 from pyg_accel.backends import OpSpec
 from pyg_accel.backends.base import Launch
 from pyg_accel.backends.dispatch import decide, dispatch_key, is_fast
+from pyg_accel.backends.dtypes import accumulate
 from pyg_accel.backends.notes import note_choice
 from pyg_accel.backends.spec import Shapes, shapes_of
 from pyg_accel.formula import Formula, parse
@@ -188,8 +189,7 @@ def _attention_fake(*args: Any) -> list[Tensor]:
     csr, (operands, score, value) = csr_and_arguments(args)
     heads, width = extent(score, value, shapes_of(operands))
     rows, like = csr.num_rows, operands[0]
-    wide = torch.float64 if like.dtype == torch.float64 else torch.float32
-    numbers = [like.new_empty(rows, heads, dtype=wide) for _ in range(2)]
+    numbers = [like.new_empty(rows, heads, dtype=accumulate(like.dtype)) for _ in range(2)]
     return [like.new_empty(rows, heads, width), *numbers]
 
 

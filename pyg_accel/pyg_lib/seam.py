@@ -60,7 +60,7 @@ def description() -> str:
     return f"pyg_accel: {', '.join(by_kernel)}, metis {metis}{sparse}"
 
 
-def few_segments(
+def no_segment_matmul(
     num_segments: int, max_segment_size: int, in_channels: int, out_channels: int
 ) -> bool:
     """Stand in for PyG's choice of ``segment_matmul`` in RGCNConv: never.
@@ -126,7 +126,7 @@ def _look() -> None:
     places = [(module, name, new[name]) for module in _modules() for name in new
               if _value(module, name) is stock[name]]  # fmt: skip
     places.append((torch.ops, "pyg", operators.NAMESPACE))
-    places.append((torch_geometric.backend, "use_segment_matmul_heuristic", few_segments))
+    places.append((torch_geometric.backend, "use_segment_matmul_heuristic", no_segment_matmul))
     places += [(m, "index2ptr", example_ptr) for m in (pool, edge_conv, gravnet_conv, x_conv)]
     for name in ("spline_basis", "spline_weighting"):
         places.append((spline_conv, name, getattr(pyg_lib.ops, name)))

@@ -152,8 +152,8 @@ def _pair(left: Tree, right: Tree, scaling: str) -> Node | None:
         return Node("spmm", (left, right), *shape, heads=heads)
     if left.kind in ("data", "weight") and right.kind == "weight":
         return Node("gemm", (left, right), *shape, left.kind, heads)
-    sides = {_is_vector(left) and is_matrix(right), is_matrix(left) and _is_vector(right)}
-    if scaling == "any" and any(sides):
+    scales = (_is_vector(left) and is_matrix(right)) or (is_matrix(left) and _is_vector(right))
+    if scaling == "any" and scales:
         return _scale_edges(left, right)
     # (D A) D is left out: _candidates() yields D A D as one step.
     return None

@@ -8,6 +8,7 @@ from torch import Tensor
 from pyg_accel.backends.attention import AttentionGradient
 from pyg_accel.backends.base import Launch
 from pyg_accel.backends.cpu.stages import Stages, compile_stages, stages_reasons
+from pyg_accel.backends.dtypes import widened
 from pyg_accel.backends.spec import OpSpec, shapes_of
 from pyg_accel.formula import Formula, operands_of, parse, shape_of
 from pyg_accel.graph import CSR
@@ -86,8 +87,8 @@ def bind(
 
 
 def _nothing(csr: CSR, like: Tensor, heads: int, width: int) -> list[Tensor]:
-    out, number = like.new_zeros(csr.num_rows, heads, width), like.new_zeros(csr.num_rows, heads)
-    return [out, *[number.float() if out.dtype.itemsize == 2 else number] * 2]
+    out, *numbers = (like.new_zeros(csr.num_rows, heads, *more) for more in ((width,), (), ()))
+    return [out, *map(widened, numbers)]
 
 
 def run_backward(csr: CSR, call: AttentionGradient) -> list[Tensor]:
@@ -99,8 +100,7 @@ def run_backward(csr: CSR, call: AttentionGradient) -> list[Tensor]:
         sizes = dict(enumerate((*shapes, *[(heads, 1)] * 3)))
         outs = [grad.new_zeros(csr.num_rows, heads, shape_of(f, sizes)[1]) for f in sums]
         return outs + [grad.new_zeros(csr.col.numel(), heads, 1) for _ in stores]
-    delta = cpu_library().row_dots(grad, call.out)
-    numbers = call.largest[:, :, 0], call.inverse[:, :, 0], delta
+    numbers = call.largest[:, :, 0], call.inverse[:, :, 0], cpu_library().row_dots(grad, call.out)
     reduces = ("sum",) * len(sums) + ("none",) * len(stores)
     return _launcher(compile_stages((*sums, *stores), reduces, shapes), numbers)(csr)(operands)
 
