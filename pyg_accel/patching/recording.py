@@ -7,8 +7,9 @@ the first record if both agree in everything else.
 
 import sys
 from collections.abc import Callable, Iterable
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
+from threading import RLock
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -55,6 +56,9 @@ _ENTRIES = {
 _UNUSED = 4  # programs of a kind of call that changes of the layer made useless
 _OPTIONS = {bool, int, float, str, type(None)}
 _METHODS = {name for names in _ENTRIES.values() for name in names}
+# Two threads whose modes are the first to see an operator can crash torch, which makes its Python
+# object in both and frees one in use (torch::detail::getTorchApiFunction, torch 2.13).
+_recording = RLock()
 
 
 @dataclass
@@ -136,9 +140,13 @@ def recorded(
     start = perf_counter()
     with (
         nullcontext() if transformed is None else during(transformed={}, unconditional=True),
-        saved_tensors_hooks(_same, _same) if hooked else nullcontext(),
+        saved_tensors_hooks(lambda t: t, lambda t: t) if hooked else nullcontext(),
+        ExitStack() as stack,
     ):
-        result = attempt(programs, layer, name, make, args, kwargs, reasons, again=not hooked)
+        result: Attempt | str = "another thread records a call"  # and may wait for this one
+        if _recording.acquire(blocking=False):
+            stack.callback(_recording.release)
+            result = attempt(programs, layer, name, make, args, kwargs, reasons, again=not hooked)
     if isinstance(result, str):
         programs.looked = programs.of_class.version
         if not whole:
@@ -253,10 +261,6 @@ def attempt(
     return result._replace(program=program, alike=alike)
 
 
-def _same(tensor: Tensor) -> Tensor:
-    return tensor
-
-
 def verifies() -> bool:
     """Return whether calls are verified: optimised models verify themselves, samples differ."""
     return settings.verify and in_force() is None and not running.unconditional
@@ -295,10 +299,7 @@ skip_code(recorded.__code__)  # Dynamo begins no graph here
 
 
 def _unrecordable(
-    layer: MessagePassing,
-    name: Any,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    layer: MessagePassing, name: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> str:
     """Return the reason against recording a call; empty without one."""
     if missing := cpu_unavailable_reasons():
@@ -312,10 +313,8 @@ def _unrecordable(
         return "; ".join(reasons)
     if name == "call":
         seen = modes(whole=not running.unconditional)  # halos are a part of transformed programs
-        if (
-            not all(isinstance(mode, torch.device) for mode in seen)
-            or torch._C._len_torch_dispatch_stack()
-        ):
+        plain = all(isinstance(mode, torch.device) for mode in seen)
+        if not plain or torch._C._len_torch_dispatch_stack():
             return "inside a mode of torch"
         if saved_tensors_are_hooked():
             return "saved-tensor hooks are active"

@@ -35,6 +35,7 @@ _FLAGS = (
     "WITH_METIS", "WITH_EDGE_TIME_NEIGHBOR_SAMPLE", "WITH_WEIGHTED_NEIGHBOR_SAMPLE",
 )  # fmt: skip
 _MISSING = object()
+_choose = torch_geometric.backend.use_segment_matmul_heuristic
 # Attributes to set while PyG has our module: owner, name, new value and old value.
 _places: list[tuple[Any, str, Any, Any]] = []
 _looked = 0  # number of modules of the process at the last _look()
@@ -60,13 +61,12 @@ def description() -> str:
     return f"pyg_accel: {', '.join(by_kernel)}, metis {metis}{sparse}"
 
 
-def no_segment_matmul(
-    num_segments: int, max_segment_size: int, in_channels: int, out_channels: int
-) -> bool:
-    """Stand in for PyG's choice of ``segment_matmul`` in RGCNConv: never.
+def no_segment_matmul(*args: Any, **kwargs: Any) -> bool:
+    """Stand in for PyG's choice of ``segment_matmul`` in RGCNConv: never, after the same work.
 
     With it PyG takes means over the edges of all relations together, and not of each.
     """
+    _choose(*args, **kwargs)
     return False
 
 

@@ -105,12 +105,9 @@ def test_messages_of_another_thread_are_left_to_it(
 
     monkeypatch.setattr(Trace, "reduce", while_another_thread_runs)
     with pyg_accel.patched(), torch.no_grad():
-        pyg_accel.reset_report()
         outs.append(layer(x, edge_index))
-        report = pyg_accel.report()
     for out in outs:
         torch.testing.assert_close(out, expected)
-    assert any(row.formula for row in report.rows), report
     assert len(outs) == 2
     assert type(layer.first) is Tensor
 

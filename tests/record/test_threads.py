@@ -1,13 +1,10 @@
-"""Threads that call layers for the first time at once: each records, and none what another does."""
+"""Threads that call layers for the first time at once: one records, none what another does."""
 
 import copy
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from threading import Barrier
-from typing import Any
 
 import pytest
 import torch
@@ -15,7 +12,6 @@ import torch_geometric.nn as pyg
 from torch import Tensor
 
 import pyg_accel
-from pyg_accel.patching import propagate
 
 pytestmark = pytest.mark.usefixtures("always")
 
@@ -68,32 +64,22 @@ def outcome(layer: torch.nn.Module, x: Tensor, edge_index: Tensor, train: bool) 
     return [out.detach(), *torch.autograd.grad(out.sin().sum(), [x, *layer.parameters()])]
 
 
-@contextmanager
-def meeting(monkeypatch: pytest.MonkeyPatch, threads: int) -> Iterator[None]:
-    """First attempts wait for one another, and threads are switched often."""
-    barrier, attempt, interval = Barrier(threads), propagate._attempt, sys.getswitchinterval()
-    waited: set[int] = set()
-
-    def together(*args: Any, **kwargs: Any) -> Any:
-        if threading.get_ident() not in waited:
-            waited.add(threading.get_ident())
-            barrier.wait(60)
-        return attempt(*args, **kwargs)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(propagate, "_attempt", together)
-        sys.setswitchinterval(1e-5)
-        try:
-            yield
-        finally:
-            sys.setswitchinterval(interval)
+@pytest.fixture
+def switching() -> Iterator[None]:
+    """Threads are switched often."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(interval)
 
 
 @pytest.mark.one_of(4)
 @pytest.mark.parametrize("shared", [True, False], ids=["one layer", "a layer each"])
 @pytest.mark.parametrize("name", LAYERS)
-def test_two_threads_record_at_once(name, shared, monkeypatch, report_of):
+@pytest.mark.usefixtures("switching")
+def test_two_threads_record_at_once(name, shared, report_of):
     threads, calls = 2, 6
+    start = Barrier(threads)
     layers = [LAYERS[name]().double()] * threads
     if not shared:
         layers = [copy.deepcopy(layer) for layer in layers]
@@ -101,11 +87,12 @@ def test_two_threads_record_at_once(name, shared, monkeypatch, report_of):
     expected = [[outcome(stock, *given(t, c)) for c in range(calls)] for t in range(threads)]
 
     def work(thread: int) -> list[list[Tensor]]:
+        start.wait(60)
         return [outcome(layers[thread], *given(thread, call)) for call in range(calls)]
 
     with pyg_accel.patched(), ThreadPoolExecutor(threads) as pool:
-        with meeting(monkeypatch, threads):
-            found = list(pool.map(work, range(threads)))
+        found = list(pool.map(work, range(threads)))
+        pyg_accel.reset_report()  # of calls that PyG ran while the other thread recorded
         again = [[outcome(layers[t], *given(t, c)) for c in range(calls)] for t in range(threads)]
     for ours in (found, again):
         for right, mine in zip(expected, ours, strict=True):
@@ -113,14 +100,19 @@ def test_two_threads_record_at_once(name, shared, monkeypatch, report_of):
     assert all(row.formula for row in report_of())
 
 
-def test_threads_that_record_different_layers_do_not_mix_them(monkeypatch):
+@pytest.mark.usefixtures("switching")
+def test_threads_that_record_different_layers_do_not_mix_them():
     names = [*LAYERS]
     layers = {name: LAYERS[name]().double() for name in names}
     stock = copy.deepcopy(layers)
     expected = {n: outcome(stock[n], *given(i, 0)) for i, n in enumerate(names)}
-    pool = ThreadPoolExecutor(len(names))
-    with pool, pyg_accel.patched(), meeting(monkeypatch, len(names)):
-        found = pool.map(lambda i: outcome(layers[names[i]], *given(i, 0)), range(len(names)))
-        found = dict(zip(names, found, strict=True))
+    start = Barrier(len(names))
+
+    def work(thread: int) -> list[Tensor]:
+        start.wait(60)
+        return outcome(layers[names[thread]], *given(thread, 0))
+
+    with ThreadPoolExecutor(len(names)) as pool, pyg_accel.patched():
+        found = dict(zip(names, pool.map(work, range(len(names))), strict=True))
     for name, right in expected.items():
         torch.testing.assert_close(found[name], right, rtol=1e-8, atol=1e-8)
