@@ -11,13 +11,13 @@ from types import ModuleType
 from typing import Any
 
 import torch
-import torch_geometric.backend
 import torch_geometric.typing
 from torch import Tensor
 from torch_geometric.index import index2ptr
 from torch_geometric.loader import graph_saint, shadow
 from torch_geometric.nn import pool
 from torch_geometric.nn.conv import edge_conv, gravnet_conv, spline_conv, x_conv
+from torch_geometric.nn.dense.linear import HeteroLinear
 from torch_geometric.nn.models import dimenet
 
 from pyg_accel import pyg_lib
@@ -27,15 +27,16 @@ from pyg_accel.settings import settings
 
 __all__ = ["description", "give", "is_active", "served", "take_back"]
 
-# Not WITH_INDEX_SORT: torch's sort gives the edges of a node the same order as without patch(), so
-# that random numbers of edges, such as dropout, fall on the same edges.
+# Not WITH_SEGMM: RGCNConv would take means over the edges of all relations together, and
+# HeteroLinear would time both ways in its first calls. Not WITH_INDEX_SORT: torch's sort gives the
+# edges of a node the same order as without patch(), so that random numbers of edges, such as
+# dropout, fall on the same edges.
 _FLAGS = (
-    "WITH_PYG_LIB", "WITH_GMM", "WITH_SEGMM", "WITH_SAMPLED_OP", "WITH_SPLINE", "WITH_GRID_CLUSTER",
+    "WITH_PYG_LIB", "WITH_GMM", "WITH_SAMPLED_OP", "WITH_SPLINE", "WITH_GRID_CLUSTER",
     "WITH_GRACLUS", "WITH_FPS", "WITH_KNN", "WITH_RADIUS", "WITH_NEAREST", "WITH_SOFTMAX",
     "WITH_METIS", "WITH_EDGE_TIME_NEIGHBOR_SAMPLE", "WITH_WEIGHTED_NEIGHBOR_SAMPLE",
 )  # fmt: skip
 _MISSING = object()
-_choose = torch_geometric.backend.use_segment_matmul_heuristic
 # Attributes to set while PyG has our module: owner, name, new value and old value.
 _places: list[tuple[Any, str, Any, Any]] = []
 _looked = 0  # number of modules of the process at the last _look()
@@ -61,13 +62,9 @@ def description() -> str:
     return f"pyg_accel: {', '.join(by_kernel)}, metis {metis}{sparse}"
 
 
-def no_segment_matmul(*args: Any, **kwargs: Any) -> bool:
-    """Stand in for PyG's choice of ``segment_matmul`` in RGCNConv: never, after the same work.
-
-    With it PyG takes means over the edges of all relations together, and not of each.
-    """
-    _choose(*args, **kwargs)
-    return False
+def forward_naive(self: HeteroLinear, x: Tensor, type_ptr: Tensor) -> Tensor:
+    """Multiply the rows of every type by its matrix, in HeteroLinear."""
+    return pyg_lib.ops.segment_matmul(x, type_ptr, self.weight)
 
 
 def example_ptr(batch: Tensor, size: int | None = None) -> Tensor:
@@ -123,10 +120,12 @@ def _look() -> None:
     samples = lacks_sparse or not cpu_unavailable_reasons()
     new |= {"pyg_lib": pyg_lib, "WITH_PYG_LIB": samples}
     stock = {name: getattr(torch_geometric.typing, name) for name in new}
-    places = [(module, name, new[name]) for module in _modules() for name in new
-              if _value(module, name) is stock[name]]  # fmt: skip
+    places: list[tuple[Any, str, Any]] = [
+        (module, name, new[name]) for module in _modules() for name in new
+        if _value(module, name) is stock[name]
+    ]  # fmt: skip
     places.append((torch.ops, "pyg", operators.NAMESPACE))
-    places.append((torch_geometric.backend, "use_segment_matmul_heuristic", no_segment_matmul))
+    places.append((HeteroLinear, "forward_naive", forward_naive))
     places += [(m, "index2ptr", example_ptr) for m in (pool, edge_conv, gravnet_conv, x_conv)]
     for name in ("spline_basis", "spline_weighting"):
         places.append((spline_conv, name, getattr(pyg_lib.ops, name)))

@@ -203,3 +203,25 @@ def test_the_report_and_doctor_name_what_serves(patched):
     rows = {row.layer: row.backend for row in pyg_accel.report(io.StringIO()).rows}
     assert rows["knn"] == "cpu"
     assert seam.description().startswith("pyg_accel: knn cpu")
+
+
+@pytest.mark.parametrize("rows", [0, 1, 40])
+@pytest.mark.parametrize("way", ["eager", "script", "compile"])
+def test_a_matrix_for_each_type_on_any_number_of_rows(rows, way):
+    layer, types = nn.HeteroLinear(3, 5, num_types=4), torch.randint(4, (rows,))
+    x = torch.randn(rows, 3, requires_grad=True)
+    inputs = [x, *layer.parameters()]
+    right = layer(x, types)
+    with pyg_accel.patched():
+        model = layer
+        if way == "script":
+            model = torch.jit.script(layer)
+        elif way == "compile":
+            torch._dynamo.reset()
+            model = torch.compile(layer, backend="eager")
+        out = model(x, types)
+    torch.testing.assert_close(out, right)
+    for mine, other in zip(
+        *(torch.autograd.grad(t.sin().sum(), inputs) for t in (out, right)), strict=True
+    ):
+        torch.testing.assert_close(mine, other)
