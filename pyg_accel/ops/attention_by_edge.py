@@ -31,10 +31,7 @@ __all__ = ["attention_plan_of"]
 
 
 def attention_plan_of(
-    edges: Edges,
-    kind: tuple[Any, ...],
-    operands: Sequence[Tensor],
-    needs: tuple[bool, ...],
+    edges: Edges, kind: tuple[Any, ...], operands: Sequence[Tensor], needs: tuple[bool, ...]
 ) -> EdgePlan | None:
     """Return the plan of a kind of call; None if it needs the rows of a graph.
 

@@ -222,10 +222,7 @@ def _ones(edge_index: Tensor, trailing: tuple[int, ...], dtype: torch.dtype) -> 
 
 
 def attend(
-    formula: Formula,
-    operands: list[Tensor],
-    repeated: Sequence[bool],
-    where: Where,
+    formula: Formula, operands: list[Tensor], repeated: Sequence[bool], where: Where
 ) -> tuple[Tensor, Computation] | None:
     """Compute a sum of weighted messages as attention.
 

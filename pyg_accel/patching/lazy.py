@@ -194,6 +194,8 @@ class Tracer(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if torch._C._functorch.peek_interpreter_stack() is not None:  # it hides messages
+            raise Unrecognised("a transform of torch.func inside of the message")
         name = name_of(func)
         if name in self.watched:
             return self.rules.intercept(self, func, args, kwargs)

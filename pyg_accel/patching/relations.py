@@ -39,11 +39,7 @@ _OWN = ("message", "aggregate", "update", "message_and_aggregate")
 
 
 def forward(
-    original: Callable[..., Any],
-    self: RGCNConv,
-    x: Any,
-    edge_index: Any,
-    edge_type: Any = None,
+    original: Callable[..., Any], self: RGCNConv, x: Any, edge_index: Any, edge_type: Any = None
 ) -> Any:
     """Stand in for ``RGCNConv.forward``; where this cannot, each relation is a call of its own."""
     if not takes_part(self):

@@ -104,10 +104,7 @@ def refuse_training(layer: torch.nn.Module) -> None:
 
 
 def aggregate(
-    graph: Graph,
-    formula: Formula,
-    operands: Sequence[Tensor],
-    reduces: Sequence[str],
+    graph: Graph, formula: Formula, operands: Sequence[Tensor], reduces: Sequence[str]
 ) -> tuple[list[Tensor], str]:
     """Reduce messages over their target nodes, over a sample inside of :func:`sampled`.
 

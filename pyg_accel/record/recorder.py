@@ -180,6 +180,8 @@ class Recorder(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if torch.compiler.is_dynamo_compiling():  # a branch of torch.cond
+            return func(*args, **kwargs)
         edges = [t for t in types if issubclass(t, EdgeTensor)]
         if asks_for_size(func):
             return self._sizes.query(func, args, kwargs)
@@ -224,8 +226,11 @@ class Recorder(TorchFunctionMode):
         if not trusted:
             if is_fact(function, name):
                 return
-            if any(t.layout is not torch.strided for t in tensors_in((args, kwargs, result))):
-                return self.stop(f"it computes with a sparse tensor ({name})")
+            if torch._C._functorch.peek_interpreter_stack() is not None:
+                return self.stop("it calls a transform of torch.func")
+            tensors = tensors_in((args, kwargs, result))
+            if any(t.layout is not torch.strided or t.is_nested for t in tensors):
+                return self.stop(f"it computes with a sparse or nested tensor ({name})")
             if any(shared is tensor for shared in self._borrowed for tensor in changes):
                 return self.stop("it changes a tensor in place that other calls share")
             if _modes() != self._modes or name == "__set__" or "seed" in name:

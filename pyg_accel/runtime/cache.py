@@ -70,6 +70,8 @@ def memory_of(tensor: Tensor) -> int:
 
     For tensor subclasses and sparse tensors, it is the ``id()``.
     """
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
     if type(tensor) not in _PLAIN or tensor.layout is not _STRIDED:
         return id(tensor)
     number: int = tensor.untyped_storage()._cdata

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.attention.flex_attention import flex_attention
 from torch.utils.checkpoint import checkpoint
 from torch_geometric import EdgeIndex
 from torch_geometric.nn import FAConv, GATConv, MessagePassing, NNConv
@@ -96,6 +97,8 @@ MESSAGES = {
     "checkpoint": lambda self, x_i, x_j: checkpoint(torch.tanh, x_j, use_reentrant=False),
     "checkpoint, reentrant": lambda self, x_i, x_j: checkpoint(torch.tanh, x_j, use_reentrant=True),
     "batch norm": lambda self, x_i, x_j: self.norm(x_j - x_i),
+    "vmap": lambda self, x_i, x_j: torch.vmap(lambda a, b: a.sin() * b.sum())(x_i, x_j),
+    "func.grad": lambda self, x_i, x_j: torch.func.grad(lambda t: t.pow(3).sum())(x_j - x_i),
     "kept outside": kept_outside,
 }
 
@@ -217,3 +220,28 @@ def test_a_message_may_read_the_edge_index():
     right = layer(x, edges)
     with pyg_accel.patched():
         torch.testing.assert_close(layer(x, edges), right)
+
+
+AFTER = {
+    "vmap": lambda out: torch.vmap(lambda row: row.sin() * row.sum())(out),
+    "func.grad": torch.func.grad(lambda out: out.sin().sum()),
+    "cond": lambda out: torch.cond(out.sum() > 0, torch.sin, torch.cos, (out,)),
+    "nested": lambda out: out + torch.nested.nested_tensor([out[:3], out[3:5]])[0].sum(),
+    "flex_attention": lambda out: out + flex_attention(*[out.detach()[None, None]] * 3),
+}
+
+
+class Followed(Layer):
+    def __init__(self, after: Callable[[Tensor], Tensor]):
+        super().__init__(lambda self, x_i, x_j: x_j - x_i)
+        self.after = after
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.after(self.propagate(edge_index, x=x))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("after", AFTER)
+def test_transforms_and_branches_of_torch_follow_the_messages(after, same_as_stock):
+    same_as_stock(Followed(AFTER[after]).double(), torch.randn(N, F).double().requires_grad_(),
+                  torch.randint(N, (2, E)))  # fmt: skip
