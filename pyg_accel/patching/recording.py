@@ -144,7 +144,7 @@ def recorded(
         ExitStack() as stack,
     ):
         result: Attempt | str = "another thread records a call"  # and may wait for this one
-        if _recording.acquire(blocking=False):
+        if _recording.acquire(timeout=60 * hooked):  # a checkpoint's call must be made alike again
             stack.callback(_recording.release)
             result = attempt(programs, layer, name, make, args, kwargs, reasons, again=not hooked)
     if isinstance(result, str):
