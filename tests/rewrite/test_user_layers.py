@@ -130,6 +130,10 @@ LIFTED = {
     "sums of features and their means": (
         written(Base, forward=lambda self, x, edge_index: self.lin(
             0.5 * x + 0.5 * self.send(edge_index, x))), ("mean", False), 2),
+    "a bias of one number": (
+        written(Base, forward=lambda self, x, edge_index: self.lin(self.send(edge_index, F.linear(
+            x, self.first, self.number))), first=torch.randn(6, 6).double(),
+            number=torch.randn(1).double()), (), 1),
     "heads of two linear layers": (
         written(Base, forward=joined, second=torch.randn(6, 4).double()), (), 4),
     "heads of two linear layers without a bias": (
