@@ -364,10 +364,10 @@ class Recorder(TorchFunctionMode):
             self.graph.output(self._returned(out))
         except NotComparable as error:
             return self.stop(f"its result: {error}")
-        for tensor, copy in self.copies:
-            if self.whole and id(copy) not in self._needed:
-                self.node_of(copy).replace_all_uses_with(self.node_of(tensor))
-                self.graph.erase_node(self.node_of(copy))
+        unneeded = [self.node_of(copy) for _, copy in self.copies if id(copy) not in self._needed]
+        for node in unneeded if self.whole else ():  # a function may have returned its input since
+            node.replace_all_uses_with(node.all_input_nodes[0])
+            self.graph.erase_node(node)
         drop_unused(self.graph)
         if (ordered := checks_first(self.graph)) is None:
             return self.stop("it checks sizes or edges that it computes after random numbers")

@@ -170,7 +170,7 @@ class _Reading(Messages):
         require(facts is not None and len(facts.shape) == 2 and weight not in self.exprs)
         expr, shape = self.expr_of(input, node), facts_of(input).shape
         inner, outer = facts.shape[::-1] if transposed else facts.shape
-        require(len(shape) == 2 and shape[1] == inner)
+        require(shape[1:] == (inner,) and (bias is None or facts_of(bias).shape == (outer,)))
 
         def emit(b: Builder) -> fx.Node:
             return b.call(torch.Tensor.t, weight) if transposed else weight

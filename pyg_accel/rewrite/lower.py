@@ -80,7 +80,7 @@ class _Lowering:
 
     def _gemm(self, node: Node, left: Tree, right: Tree) -> fx.Node:
         data, weight = self.value(left), self.value(right)
-        if node.heads == 1:
+        if node.heads == 1 or node.kind == "weight":  # weights stay matrices, heads side by side
             return self._call(node, torch.matmul, data, weight)
         if left.heads > 1:
             return self._call(node, _gemm_in_heads, data, weight, node.heads)

@@ -2,14 +2,16 @@
 
 import copy
 import sys
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from threading import Barrier
+from threading import Barrier, Event
 
 import pytest
 import torch
 import torch_geometric.nn as pyg
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 import pyg_accel
 
@@ -116,3 +118,30 @@ def test_threads_that_record_different_layers_do_not_mix_them():
         found = dict(zip(names, pool.map(work, range(len(names))), strict=True))
     for name, right in expected.items():
         torch.testing.assert_close(found[name], right, rtol=1e-8, atol=1e-8)
+
+
+class Slow(Gated):
+    """Takes a while, after it says that it runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.runs = Event()
+
+    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+        self.runs.set()
+        time.sleep(0.2)
+        return super().message(x_i, x_j)
+
+
+def test_a_checkpoint_repeats_a_call_that_began_while_another_thread_recorded():
+    slow, layer = Slow().double(), pyg.SAGEConv(WIDTH, WIDTH, aggr="max").double()
+    x, edge_index, _ = given(0, 0)
+    expected = outcome(copy.deepcopy(layer), x, edge_index, True)
+    x = x.requires_grad_()
+    with pyg_accel.patched(), ThreadPoolExecutor(1) as pool:
+        other = pool.submit(slow, x, edge_index)
+        assert slow.runs.wait(60)
+        out = checkpoint(layer, x, edge_index, use_reentrant=False)
+        other.result()
+        gradients = torch.autograd.grad(out.sin().sum(), [x, *layer.parameters()])
+    torch.testing.assert_close([out.detach(), *gradients], expected)

@@ -119,12 +119,25 @@ def ahead(self, x, edge_index):
     return self.propagate(edge_index, query=query + key, key=key, value=key).flatten(1)
 
 
+def joined(self, x, edge_index):
+    """Its features are two linear layers, one after the other, in two heads."""
+    return self.send(edge_index, F.linear(self.lin(x), self.second).view(-1, 2, 3).flatten(1))
+
+
 LIFTED = {
     "scores of two features": (
         written(Gated, forward=ahead, weigh=lambda self, alpha: alpha), (2,), 0),
     "sums of features and their means": (
         written(Base, forward=lambda self, x, edge_index: self.lin(
             0.5 * x + 0.5 * self.send(edge_index, x))), ("mean", False), 2),
+    "a bias of one number": (
+        written(Base, forward=lambda self, x, edge_index: self.lin(self.send(edge_index, F.linear(
+            x, self.first, self.number))), first=torch.randn(6, 6).double(),
+            number=torch.randn(1).double()), (), 1),
+    "heads of two linear layers": (
+        written(Base, forward=joined, second=torch.randn(6, 4).double()), (), 4),
+    "heads of two linear layers without a bias": (
+        written(Base, forward=joined, second=torch.randn(6, 4).double()), ("sum", False), 1),
 }  # fmt: skip
 
 
