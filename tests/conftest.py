@@ -231,7 +231,7 @@ def off_by(monkeypatch: pytest.MonkeyPatch) -> Any:
 
             def on(csr: Any) -> Launch:
                 launch = bound(csr)
-                wrong = Launch(lambda given: [t * factor for t in launch(given)], listed=True)
+                wrong = Launch(lambda inputs: [t * factor for t in launch(inputs)], listed=True)
                 return wrong if len(csr.rowptr) - 1 > above else launch
 
             return on
@@ -327,14 +327,14 @@ def same_as_stock(stock_and_patched: Callable[..., Any]) -> Callable[..., None]:
         stock, ours = stock_and_patched(layer, *args, **kwargs)
         assert list(stock) == list(ours)
         for name, expected in stock.items():
-            found = ours[name]
-            assert found.shape == expected.shape, name
-            assert found.dtype == expected.dtype, name
+            actual = ours[name]
+            assert actual.shape == expected.shape, name
+            assert actual.dtype == expected.dtype, name
             default = {torch.float64: 1e-10, torch.float32: 2e-5}.get(expected.dtype, 2e-2)
             finite = expected[expected.isfinite()].abs()
             scale = max(float(finite.max()) if finite.numel() else 0.0, 1.0)
             torch.testing.assert_close(
-                found, expected, rtol=0, atol=(rtol or default) * scale, equal_nan=True,
+                actual, expected, rtol=0, atol=(rtol or default) * scale, equal_nan=True,
                 msg=lambda text, name=name: f"{name}: {text}",
             )  # fmt: skip
 

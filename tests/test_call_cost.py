@@ -122,9 +122,9 @@ def count(call: Callable[[], Any]) -> tuple[int, int]:
     return min(frames), min(c_calls)
 
 
-def table(found: dict[str, tuple[int, ...]]) -> str:
+def table(actual: dict[str, tuple[int, ...]]) -> str:
     """The counts as lines of :data:`CEILINGS`."""
-    return "\n".join(f'    "{name}": {counts},' for name, counts in found.items())
+    return "\n".join(f'    "{name}": {counts},' for name, counts in actual.items())
 
 
 def test_a_warm_call_needs_no_more_frames_and_c_calls_than_before():
@@ -135,14 +135,14 @@ def test_a_warm_call_needs_no_more_frames_and_c_calls_than_before():
     env = os.environ | {"PYG_ACCEL_ALWAYS": "1", "PYTHONHASHSEED": "0"}
     run = subprocess.run([sys.executable, __file__], capture_output=True, text=True, env=env)
     assert run.returncode == 0, run.stderr
-    found = {name: tuple(counts) for name, counts in json.loads(run.stdout).items()}
-    assert found.keys() == CEILINGS.keys(), table(found)
+    actual = {name: tuple(counts) for name, counts in json.loads(run.stdout).items()}
+    assert actual.keys() == CEILINGS.keys(), table(actual)
     grown = {
         name: f"{counts}, more than {CEILINGS[name]}"
-        for name, counts in found.items()
+        for name, counts in actual.items()
         if any(a > b for a, b in zip(counts, CEILINGS[name], strict=True))
     }
-    assert not grown, f"{grown}; all counts:\n{table(found)}"
+    assert not grown, f"{grown}; all counts:\n{table(actual)}"
 
 
 if __name__ == "__main__":

@@ -145,13 +145,13 @@ def resolves(dotted: str) -> bool:
     parts = dotted.split(".")
     for i in range(len(parts), 0, -1):
         try:
-            found = importlib.import_module(".".join(parts[:i]))
+            actual = importlib.import_module(".".join(parts[:i]))
         except ModuleNotFoundError:
             continue
         for attribute in parts[i:]:
-            if not hasattr(found, attribute):
+            if not hasattr(actual, attribute):
                 return False
-            found = getattr(found, attribute)
+            actual = getattr(actual, attribute)
         return True
     return False
 

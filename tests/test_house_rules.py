@@ -105,7 +105,7 @@ def test_imports_run_downwards():
                 yield f"{mine} (floor {floor}) imports {theirs} (floor {FLOOR_OF[theirs]})"
 
     files = [path for path in FILES if path != PACKAGE / "__init__.py"]
-    assert not (found := breaches(files, upwards)), found
+    assert not (actual := breaches(files, upwards)), actual
 
 
 def test_no_modules_import_one_another_in_a_circle():
@@ -146,7 +146,7 @@ def test_modules_do_not_import_others_by_name():
 
     # The public names of the package, each imported when it is asked for; a suite of benchmarks/.
     files = [p for p in FILES if p not in (PACKAGE / "__init__.py", PACKAGE / "__main__.py")]
-    assert not (found := breaches(files, by_name)), found
+    assert not (actual := breaches(files, by_name)), actual
 
 
 @pytest.mark.lint
@@ -155,7 +155,7 @@ def test_floors_below_patching_know_nothing_of_pyg():
         yield from (n for n in imported(parsed(path)) if n.startswith("torch_geometric"))
 
     files = [p for p in FILES if room(p) in ("backends", "ops", "graph", "formula", "costs")]
-    assert not (found := breaches(files, of_pyg)), found
+    assert not (actual := breaches(files, of_pyg)), actual
 
 
 def code_lines(path: Path) -> int:
@@ -210,18 +210,18 @@ def raised(name: str, now: int, log: str) -> str:
         log: of the commits that changed it, each behind a null character: its hash and its patch,
             of a merge one for each parent.
     """
-    found, lowest = [], now
+    actual, lowest = [], now
     for commit in log.split("\0")[1:]:
         old, new = (
             [int(n) for n in re.findall(rf"^\{sign}{name} = ([\d_]+)$", commit, re.MULTILINE)]
             for sign in "-+"
         )
         if old and new and max(new) > min(old):
-            found.append(f"{commit.split()[0]} raised {name} from {min(old)} to {max(new)}")
+            actual.append(f"{commit.split()[0]} raised {name} from {min(old)} to {max(new)}")
         lowest = min([lowest, *old, *new])
     if lowest < now:
-        found.append(f"{name} was {lowest}, and is {now}")
-    return "\n".join(found)
+        actual.append(f"{name} was {lowest}, and is {now}")
+    return "\n".join(actual)
 
 
 @pytest.mark.parametrize("name", ["MOST_CODE_LINES", "MOST_PYG_LIB_LINES"])
@@ -236,7 +236,7 @@ def test_no_commit_raised_a_ceiling(name):
         since = f"{first[-1]}..HEAD"
         log = git("log", "-m", "-p", "--format=%x00%h", f"-G^{name} = ", since, "--", file)
         log += f"\0HEAD\n-{name} = " + git("show", f"HEAD:{file}").split(f"\n{name} = ")[1]
-    assert not (found := raised(name, globals()[name], log)), found
+    assert not (actual := raised(name, globals()[name], log)), actual
 
 
 def test_a_raised_ceiling_is_seen():
@@ -257,7 +257,7 @@ def test_files_stay_short():
         if (lines := len(path.read_text().splitlines())) > HARD_CAP:
             yield f"{lines} lines, more than {HARD_CAP}"
 
-    assert not (found := breaches(FILES, too_long)), found
+    assert not (actual := breaches(FILES, too_long)), actual
 
 
 @pytest.mark.lint
@@ -267,7 +267,7 @@ def test_the_environment_is_read_in_settings_only():
 
     # large_pages.py sets torch's variable.
     files = [path for path in FILES if path.name not in ("settings.py", "large_pages.py")]
-    assert not (found := breaches(files, reads)), found
+    assert not (actual := breaches(files, reads)), actual
 
 
 @pytest.mark.lint
@@ -316,8 +316,8 @@ def test_private_names_of_pyg_live_in_overrides_only():
         used = {n.attr for n in nodes if isinstance(n, ast.Attribute)} | {
             n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str)
         }
-        if found := (used & privates) - own:
-            met[str(path.relative_to(PACKAGE))] = found
+        if actual := (used & privates) - own:
+            met[str(path.relative_to(PACKAGE))] = actual
     assert {"_collect", "_jinja_propagate", "_orig_propagate"} < met.pop("patching/overrides.py")
     assert met == PRIVATES_IN_USE
 
@@ -339,7 +339,7 @@ def test_nothing_swallows_every_exception():
                 if re.search(r"ImportError|\b(?:Base)?Exception\b", text):
                     yield f"line {node.lineno}: {text}"
 
-    assert not (found := breaches(FILES, swallows)), found
+    assert not (actual := breaches(FILES, swallows)), actual
 
 
 @pytest.mark.lint

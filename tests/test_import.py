@@ -30,10 +30,10 @@ import pyg_accel
 seconds = time.process_time() - start
 print(json.dumps({"seconds": seconds, "modules": sorted(sys.modules)}))
 """
-    found = ask(code, tmp_path, "-W", "error")
+    actual = ask(code, tmp_path, "-W", "error")
     heavy = {"torch", "torch_geometric", "triton", "xgboost", "numpy", "scipy", "pandas"}
-    assert heavy & set(found["modules"]) == set()
-    assert found["seconds"] < 0.1  # 5 ms on an idle machine
+    assert heavy & set(actual["modules"]) == set()
+    assert actual["seconds"] < 0.1  # 5 ms on an idle machine
     assert list(tmp_path.iterdir()) == []
 
 
@@ -47,9 +47,9 @@ import pyg_accel
 seconds = time.process_time() - start
 print(json.dumps({"seconds": seconds, "modules": sorted(set(sys.modules) - before)}))
 """
-    found = ask(code, tmp_path)
-    assert found["modules"] == ["pyg_accel", "pyg_accel.runtime", "pyg_accel.runtime.large_pages"]
-    assert found["seconds"] < 0.03
+    actual = ask(code, tmp_path)
+    assert actual["modules"] == ["pyg_accel", "pyg_accel.runtime", "pyg_accel.runtime.large_pages"]
+    assert actual["seconds"] < 0.03
 
 
 def test_operators_need_neither_pyg_nor_a_gpu_and_every_public_name_can_be_had(tmp_path):
@@ -64,10 +64,10 @@ for name in pyg_accel.__all__:
 found["unlisted"] = sorted(set(pyg_accel.__all__) - set(dir(pyg_accel)))
 print(json.dumps(found))
 """
-    found = ask(code, tmp_path)
-    assert {"torch_geometric", "xgboost"} & set(found["modules"]) == set()
-    assert found["cuda"] is False
-    assert found["unlisted"] == []
+    actual = ask(code, tmp_path)
+    assert {"torch_geometric", "xgboost"} & set(actual["modules"]) == set()
+    assert actual["cuda"] is False
+    assert actual["unlisted"] == []
     assert list(tmp_path.iterdir()) == []
 
 

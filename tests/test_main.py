@@ -166,12 +166,12 @@ def test_run_leaves_the_status_of_a_script_alone(folder):
 
 
 @pytest.mark.parametrize(
-    ("module", "found", "newer"),
+    ("module", "version", "newer"),
     [
         ("torch", "99.0.0+cpu", True), ("torch", "2.13.0+cpu", False), ("torch", "2.9", False),
         ("torch", "found, version unknown", False), ("torch_geometric", "3.0.0", True),
         ("torch_geometric", "2.8.1", False), ("triton", "99.0", False),
     ],
 )  # fmt: skip
-def test_versions_newer_than_what_was_tested_are_noted(module, found, newer):
-    assert ("newer than" in program._untested(module, found)) is newer
+def test_versions_newer_than_what_was_tested_are_noted(module, version, newer):
+    assert ("newer than" in program._untested(module, version)) is newer

@@ -171,11 +171,11 @@ def test_an_editable_install_is_found_from_everywhere(tmp_path):
     assert ran.returncode == 0, ran.stderr
     code = "import pyg_accel; print(pyg_accel.__file__); pyg_accel.patch"
     for folder in (tmp_path, clone, tmp_path / "own"):
-        found = subprocess.run(
+        actual = subprocess.run(
             [python, "-c", code], cwd=folder, env=environment, capture_output=True, text=True
         )
-        assert found.returncode == 0, found.stderr
-        assert Path(found.stdout.strip()) == clone / "pyg_accel/__init__.py"
+        assert actual.returncode == 0, actual.stderr
+        assert Path(actual.stdout.strip()) == clone / "pyg_accel/__init__.py"
 
 
 def test_an_object_is_taken_by_environments_of_the_same_torch(tmp_path, monkeypatch):

@@ -29,9 +29,9 @@ def test_the_matrix_begins_where_the_requirements_of_the_package_do(check):
     text = (ROOT / "pyproject.toml").read_text()
 
     def lowest(package: str) -> str:
-        found = re.search(rf'{package}>=([0-9.]+)"', text)
-        assert found is not None
-        return found[1]
+        actual = re.search(rf'{package}>=([0-9.]+)"', text)
+        assert actual is not None
+        return actual[1]
 
     def number(version: str) -> list[int]:
         return [int(part) for part in version.split(".")]

@@ -51,8 +51,8 @@ def test_patched_applications_learn_what_stock_ones_learn(program, size, report_
     wanted = losses(program, data, size)
     settings.always = True
     with pyg_accel.patched():
-        found = losses(program, data, size)
-    assert found == pytest.approx(wanted, rel=1e-5)
+        actual = losses(program, data, size)
+    assert actual == pytest.approx(wanted, rel=1e-5)
     assert [row.reason for row in report_of() if not row.formula] == []
 
 

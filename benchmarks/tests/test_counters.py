@@ -17,11 +17,11 @@ def profile_of(*kernels: str) -> str:
 
 def test_kernels_belong_to_the_case_of_the_marker_before_them():
     marker = f"void at::cuda::{counters.MARKER}(long)"
-    found = counters.read(profile_of(marker, "one", "two", marker, "three"))
-    assert found["Kernel Name"].tolist() == ["one", "two", "three"]
-    assert found["number"].tolist() == [0, 0, 1]
-    assert set(counters.METRICS.values()) <= set(found.columns)
-    assert found["ns"].tolist() == [1000.0] * 3
+    actual = counters.read(profile_of(marker, "one", "two", marker, "three"))
+    assert actual["Kernel Name"].tolist() == ["one", "two", "three"]
+    assert actual["number"].tolist() == [0, 0, 1]
+    assert set(counters.METRICS.values()) <= set(actual.columns)
+    assert actual["ns"].tolist() == [1000.0] * 3
 
 
 def test_figures_of_several_kernels_are_of_their_sums():
@@ -30,10 +30,10 @@ def test_figures_of_several_kernels_are_of_their_sums():
         "l1_sectors": [100.0, 300.0], "l1_hits": [100.0, 0.0], "l2_sectors": [10.0, 10.0],
         "l2_hits": [5.0, 10.0], "bandwidth": [10.0, 50.0], "occupancy": [100.0, 20.0],
     })  # fmt: skip
-    found = counters.figures(kernels)
-    assert (found["ms"], found["dram_gb"], found["l2_gb"]) == (4.0, 2.0, 4.0)
-    assert (found["l1_hit_rate"], found["l2_hit_rate"]) == (25.0, 75.0)
-    assert (found["bandwidth"], found["occupancy"]) == (40.0, 40.0)
+    actual = counters.figures(kernels)
+    assert (actual["ms"], actual["dram_gb"], actual["l2_gb"]) == (4.0, 2.0, 4.0)
+    assert (actual["l1_hit_rate"], actual["l2_hit_rate"]) == (25.0, 75.0)
+    assert (actual["bandwidth"], actual["occupancy"]) == (40.0, 40.0)
 
 
 def test_a_profile_without_the_counters_is_refused():

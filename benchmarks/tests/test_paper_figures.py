@@ -321,11 +321,11 @@ def test_every_pair_of_operands_is_timed_once_and_what_is_accelerated_has_a_form
     # 6 ordered pairs of ends with 5 operations, of which 3 commute, 2 copies, a scalar an edge.
     assert len(messages) == 3 * (5 + 2) + 2 + 1
     wanted = {(m, *work) for m in messages for work in works} - {("copy_e", "edges", "forward")}
-    found = frame.groupby("variant")[["message", "reduce", "pass"]].apply(
+    actual = frame.groupby("variant")[["message", "reduce", "pass"]].apply(
         lambda rows: list(rows.itertuples(index=False, name=None))
     )
-    assert set(found.index) == {"stock", "patched"}
-    for cases in found:
+    assert set(actual.index) == {"stock", "patched"}
+    for cases in actual:
         assert len(cases) == len(set(cases)) and set(cases) == wanted
     assert frame["correct"].all() and (frame["error"] <= binary_reduce.TOLERANCE).all()
     assert (frame["ms"] > 0).all() and (frame["p20"] <= frame["p80"]).all()
@@ -402,11 +402,11 @@ def test_the_primitives_of_the_applications_are_what_runs(tmp_path, monkeypatch)
     monkeypatch.setattr(sys, "path", list(sys.path))  # programs find benchmarks/ by themselves
     primitives.main(["--out", str(tmp_path)])
     frame = results.read(tmp_path / "primitives.csv")
-    found = frames.primitives_called(frame)
-    assert list(found) == [application.name for application in primitives.APPLICATIONS]
-    assert found["GCN"] == ["u_mul_e_add_v"] and len(found["GAT"]) == 6
+    actual = frames.primitives_called(frame)
+    assert list(actual) == [application.name for application in primitives.APPLICATIONS]
+    assert actual["GCN"] == ["u_mul_e_add_v"] and len(actual["GAT"]) == 6
     assert (frame["calls"] > 0).all()
-    assert found == frames.primitives_called(results.read("papers/dgl_x86/primitives"))
+    assert actual == frames.primitives_called(results.read("papers/dgl_x86/primitives"))
     lines = tables.primitives(frame)
     assert lines[0].startswith("| application | `u_mul_e_add_v` |")
     assert lines[2].startswith("| GCN | x |") and lines[2].endswith("| 1 | 1 |")

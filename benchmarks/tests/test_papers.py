@@ -22,9 +22,9 @@ PAPERS = pytest.mark.parametrize("paper", tables.PAPERS, ids=lambda paper: paper
 
 @PAPERS
 def test_every_figure_and_table_has_one_row(paper):
-    found = [common.option(item).split() for item in common.items(paper.name)["item"]]
+    actual = [common.option(item).split() for item in common.items(paper.name)["item"]]
     for kind, count in zip(("--figure", "--table"), NUMBERED[paper.name], strict=True):
-        assert sorted(int(n) for k, n in found if k == kind) == [*range(1, count + 1)]
+        assert sorted(int(n) for k, n in actual if k == kind) == [*range(1, count + 1)]
 
 
 def help_of(module: str, capsys: pytest.CaptureFixture[str]) -> str:

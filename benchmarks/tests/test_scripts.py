@@ -61,8 +61,8 @@ def test_made_data_of_ogb_divides_the_nodes_of_a_valid_graph(name):
 def test_the_area_under_the_curve_is_that_of_ranks():
     truth = torch.tensor([[0, 1], [0, 0], [1, 1], [1, 0]])
     guess = torch.tensor([[0.1, 0.9], [0.4, 0.2], [0.3, 0.8], [0.8, 0.1]])
-    found = ogb.Evaluator("ogbn-proteins").eval({"y_true": truth, "y_pred": guess})
-    assert found["rocauc"] == pytest.approx((0.75 + 1.0) / 2)
+    actual = ogb.Evaluator("ogbn-proteins").eval({"y_true": truth, "y_pred": guess})
+    assert actual["rocauc"] == pytest.approx((0.75 + 1.0) / 2)
 
 
 @pytest.mark.parametrize("name", data.GENERATORS)

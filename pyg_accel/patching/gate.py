@@ -237,7 +237,7 @@ def leave(call: Call, reasons: Iterable[str], *, counts: bool = True) -> Any:
 
 
 def too_small(
-    owner: object, graph: Tensor, edges: int, work: Work, row_bytes: int, *, known: bool = False
+    owner: object, graph: Tensor, edges: int, work: Work, row_bytes: int, *, built: bool = False
 ) -> list[str]:
     """Return why a call without a program is too small.
 
@@ -247,7 +247,7 @@ def too_small(
         edges: number of edges.
         work: of the call.
         row_bytes: bytes of the features of a node or an edge.
-        known: everything that the call needs is built already.
+        built: everything that the call needs is built already.
     """
     if settings.always or running.unconditional or in_force() is not None:
         return []
@@ -256,7 +256,7 @@ def too_small(
     if reasons := size_reasons(edges, fewest):
         return reasons
     fewest = fewest_edges(device, work, row_bytes, new=True, gradient=gradient)
-    if known or edges >= fewest:
+    if built or edges >= fewest:
         return []
     # A checkpoint repeats the call, and then the graph is not new any more.
     if not (new := saved_tensors_hooks(False) is not None):

@@ -227,17 +227,17 @@ def _reasons(
         return reasons
     width = xs[first[0]].size(1) * weight.itemsize
     stacks = [_stacking(list(mine), xs, edges) for mine in _by_target(parts).values()]
-    known = all(find(own, ("relations", *how.values())) is not None for _, own, how in stacks)
-    if is_captured(graphs[0]) and not known:
+    built = all(find(own, ("relations", *how.values())) is not None for _, own, how in stacks)
+    if is_captured(graphs[0]) and not built:
         return ["stacking waits for the device, and a CUDA graph is captured"]
     _judged[self] = relational_work(_computed_by(parts), len(stacks)), width
     own = {key: edges[key] for key in layers}
-    return _too_small(self, xs, own, *_judged[self], known=known)
+    return _too_small(self, xs, own, *_judged[self], built=built)
 
 
 def _too_small(
     self: HeteroConv, xs: dict[Any, Any], edges: dict[Any, Any], work: Work, width: int, *,
-    known: bool = False,
+    built: bool = False,
 ) -> list[str]:  # fmt: skip
     first = next(iter(edges.values()), None)
     if not isinstance(first, Tensor):
@@ -245,4 +245,4 @@ def _too_small(
     together = sum(graph.size(1) for graph in edges.values())
     rows = sum(x.size(0) for key in edges if isinstance(x := xs.get(key[-1]), Tensor))
     work = work._replace(tensors=1.0 + OF_TARGETS * round(rows / max(together, 1), 1))
-    return gate.too_small(self, first, together, work, width, known=known)
+    return gate.too_small(self, first, together, work, width, built=built)

@@ -148,5 +148,5 @@ def _reasons(self: RGCNConv, x: Any, edge_index: Any, edge_type: Any, size: int)
         return reasons
     key = "relations", _sizes(self, *sides), self.flow
     work = work_of([computed_by(self)])._replace(stacks=1)
-    known = find((edge_index, edge_type), key) is not None
-    return gate.too_small(self, edge_index, edge_index.size(1), work, size, known=known)
+    built = find((edge_index, edge_type), key) is not None
+    return gate.too_small(self, edge_index, edge_index.size(1), work, size, built=built)

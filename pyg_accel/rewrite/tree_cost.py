@@ -126,8 +126,9 @@ def tree_cost(tree: Tree, assumed: Assumptions) -> TreeCost:
     learned: dict[Tree, bool] = {}
 
     def needs(tree: Tree) -> bool:
-        known = tree.name in assumed.learned if isinstance(tree, Leaf) else learned[tree]
-        return assumed.train and known
+        if isinstance(tree, Leaf):
+            return assumed.train and tree.name in assumed.learned
+        return assumed.train and learned[tree]
 
     nodes = list(nodes_of(tree))
     accumulated = {arg for n in nodes if n.op == "add" for arg in _accumulated(n)}

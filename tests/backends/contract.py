@@ -104,8 +104,8 @@ def slopes(
     edges = torch.arange(case.edge_index.size(1))
     one_each = GraphCase("edges", torch.stack([edges, edges]), len(edges), len(edges))
     message = truth(one_each, text, written_out, "none")
-    found = torch.autograd.grad(message, written_out, torch.ones_like(message))
-    return message.detach().abs(), [slope.abs() for slope in found]
+    actual = torch.autograd.grad(message, written_out, torch.ones_like(message))
+    return message.detach().abs(), [slope.abs() for slope in actual]
 
 
 def places(case: GraphCase, text: str) -> list[Tensor]:
@@ -189,11 +189,11 @@ def check(
         torch.set_num_threads(2)
     text, operands = make_operands(case, name, heads, width, dtype)
     right = answer(case, name, heads, width, dtype, reduce)
-    found = ops.gspmm(GRAPHS[case.name], text, operands, reduce=reduce, edge_order=True)
+    actual = ops.gspmm(GRAPHS[case.name], text, operands, reduce=reduce, edge_order=True)
     if text.startswith("sum"):
-        found = found.unsqueeze(-1)
-    assert found.shape == right.result.shape
-    assert found.dtype == dtype
+        actual = actual.unsqueeze(-1)
+    assert actual.shape == right.result.shape
+    assert actual.dtype == dtype
     relative, absolute = backend.tolerance(dtype)
     label = f"{name} {reduce} {heads}x{width}"
 
@@ -203,10 +203,10 @@ def check(
             f"{label}: {what} is off by {float(error.max()):.2e}"
         )
 
-    compare("the result", found.detach(), right.result, right.result_scale)
+    compare("the result", actual.detach(), right.result, right.result_scale)
     if dtype in HALF and reduce in ("max", "min", "prod"):
         return  # rounding creates ties (see the test of ties) and moves products by whole factors
-    ours = torch.autograd.grad(found, operands, right.grad, allow_unused=True)
+    ours = torch.autograd.grad(actual, operands, right.grad, allow_unused=True)
     for i, operand in enumerate(operands):
         mine = torch.zeros_like(operand) if ours[i] is None else ours[i]
         assert mine.shape == operand.shape
@@ -217,10 +217,10 @@ def check(
 def reductions(name: str, case: GraphCase) -> list[str]:
     if FORMULAS[name][0].startswith("sum"):
         return ["none"]
-    found = list(DIFFERENTIABLE)
+    actual = list(DIFFERENTIABLE)
     if case.name == "hub":  # a product of 17000 numbers is 0 or infinite
-        found.remove("prod")
-    return found
+        actual.remove("prod")
+    return actual
 
 
 def sizes(case: str, dtype: torch.dtype) -> list[tuple[int, int]]:

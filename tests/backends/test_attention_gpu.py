@@ -57,9 +57,9 @@ def make_operands(graph: Graph, kinds: list[str], heads: int, width: int) -> lis
 def run(graph: Graph, name: str, operands: list[Tensor], backend: str) -> list[Tensor]:
     score, value, _ = FORMS[name]
     leaves = [t.detach().clone().requires_grad_() for t in operands]
-    given = [t.expand(graph.num_rows, -1, -1) if t.size(0) == 1 else t for t in leaves]
+    inputs = [t.expand(graph.num_rows, -1, -1) if t.size(0) == 1 else t for t in leaves]
     with use_backend(backend):
-        out = ops.attention(graph, score, value, given, edge_order=True)
+        out = ops.attention(graph, score, value, inputs, edge_order=True)
         torch.manual_seed(1)
         grad = torch.randn(out.shape, device="cuda", dtype=torch.float32).to(operands[0].dtype)
         return [out.detach(), *torch.autograd.grad(out, leaves, grad.to(out.dtype))]

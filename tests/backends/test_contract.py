@@ -38,15 +38,15 @@ compiled = pytest.mark.parametrize(
 
 @pytest.fixture(params=EVERYWHERE)
 def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Backend]:
-    found = get_backend(request.param)
-    if reasons := found.unavailable_reasons():
+    actual = get_backend(request.param)
+    if reasons := actual.unavailable_reasons():
         pytest.skip("; ".join(reasons))
-    if found.name != "cpu":  # no other has threads that a row of 17000 is cut up for
-        small = SMALL if found.name == "triton" else {"hub": SMALL["hub"]}
+    if actual.name != "cpu":  # no other has threads that a row of 17000 is cut up for
+        small = SMALL if actual.name == "triton" else {"hub": SMALL["hub"]}
         for name, case in small.items():
             monkeypatch.setitem(CASES, name, case)
             monkeypatch.setitem(GRAPHS, name, graph_of(case))
-    if found.name == "triton":
+    if actual.name == "triton":
         from pyg_accel.backends.triton import plan
 
         choose = plan.choose_tile
@@ -54,8 +54,8 @@ def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr(plan, "choose_tile", cut)
         plan.make_plan.cache_clear()
         request.addfinalizer(plan.make_plan.cache_clear)
-    with use_backend(found.name):
-        yield found
+    with use_backend(actual.name):
+        yield actual
 
 
 @pytest.mark.heavy("hub")
@@ -133,14 +133,14 @@ def test_several_reductions_in_one_pass_equal_each_alone(backend, case):
     graph, together = GRAPHS[case], ops.gspmm
     outs = together(graph, "relu(add(u0,e1))", [x, e], reduce=reduces, edge_order=True)
     grads = [torch.full_like(out, 0.5 + i) for i, out in enumerate(outs)]
-    found = torch.autograd.grad(outs, [x, e], grads)
+    actual = torch.autograd.grad(outs, [x, e], grads)
     expected = [torch.zeros_like(x), torch.zeros_like(e)]
     for reduce, out, grad in zip(reduces, outs, grads, strict=True):
         alone = ops.gspmm(graph, "relu(add(u0,e1))", [x, e], reduce=reduce, edge_order=True)
         torch.testing.assert_close(out, alone)
         for total, part in zip(expected, torch.autograd.grad(alone, [x, e], grad), strict=True):
             total += part
-    torch.testing.assert_close(found, tuple(expected))
+    torch.testing.assert_close(actual, tuple(expected))
 
 
 @pytest.mark.parametrize("reduce", ["max", "min"])
@@ -150,9 +150,9 @@ def test_maxima_of_several_reductions_route_gradients_by_edge(backend, reduce):
     exact = x.detach().clone().requires_grad_()
     outs = ops.gspmm(GRAPHS["directed"], "u0", [x], reduce=["sum", reduce])
     right = [truth(case, "u0", [exact], r) for r in ("sum", reduce)]
-    found = torch.autograd.grad(outs[0].sum() + (outs[1] ** 2).sum(), x)
+    actual = torch.autograd.grad(outs[0].sum() + (outs[1] ** 2).sum(), x)
     expected = torch.autograd.grad(right[0].sum() + (right[1] ** 2).sum(), exact)
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(actual, expected)
 
 
 @pytest.mark.each
@@ -163,9 +163,9 @@ def test_integers_in_float32_add_up_exactly(backend, case):
     x = torch.randint(-3, 4, (rows, 1, 19)).float()
     weight = torch.randint(-3, 4, (edges, 1, 1)).float()
     for text, operands in (("u0", [x]), ("mul(u0,e1)", [x, weight]), ("add(u0,e1)", [x, weight])):
-        found = ops.gspmm(graph, text, operands, reduce="sum", edge_order=True)
+        actual = ops.gspmm(graph, text, operands, reduce="sum", edge_order=True)
         expected = truth(CASES[case], text, operands, "sum")
-        assert torch.equal(found.double(), expected.expand_as(found)), text
+        assert torch.equal(actual.double(), expected.expand_as(actual)), text
 
 
 @pytest.mark.pairs
@@ -195,9 +195,9 @@ def test_int64_indices_of_winners_route_gradients(backend):
     graph = Graph.from_csr(narrow.rowptr.long(), narrow.col.long(), num_cols=narrow.num_cols)
     _, (x,) = make_operands(case, "copy", 1, 7, torch.float64)
     exact = x.detach().clone().requires_grad_()
-    (found,) = torch.autograd.grad(ops.gspmm(graph, "u0", [x], reduce="max").pow(2).sum(), x)
+    (actual,) = torch.autograd.grad(ops.gspmm(graph, "u0", [x], reduce="max").pow(2).sum(), x)
     (right,) = torch.autograd.grad(truth(case, "u0", [exact], "max").pow(2).sum(), exact)
-    torch.testing.assert_close(found, right)
+    torch.testing.assert_close(actual, right)
 
 
 def test_columns_that_are_not_sorted_are_reduced_all_the_same(backend):
@@ -208,10 +208,10 @@ def test_columns_that_are_not_sorted_are_reduced_all_the_same(backend):
     x = torch.randn(4, 1, 9, dtype=torch.float64, requires_grad=True)
     w = torch.randn(6, 1, 1, dtype=torch.float64, requires_grad=True)
     for reduce in ("sum", "mean", "max", "min", "prod"):
-        found = ops.gspmm(graph, "mul(u0,e1)", [x, w], reduce=reduce)
+        actual = ops.gspmm(graph, "mul(u0,e1)", [x, w], reduce=reduce)
         expected = truth(case, "mul(u0,e1)", [x, w], reduce)
-        torch.testing.assert_close(found, expected)
-        ours = torch.autograd.grad(found.sum(), [x, w])
+        torch.testing.assert_close(actual, expected)
+        ours = torch.autograd.grad(actual.sum(), [x, w])
         torch.testing.assert_close(ours, torch.autograd.grad(expected.sum(), [x, w]))
 
 
@@ -248,8 +248,8 @@ def test_memory_layout_of_operands_does_not_matter(backend, name, reduce, layout
     odd = [LAYOUTS[layout](t.detach()).requires_grad_() for t in operands]
     plain = [t.detach().contiguous().requires_grad_() for t in odd]
     outs = [
-        ops.gspmm(GRAPHS["directed"], text, given, reduce=reduce, edge_order=True)
-        for given in (odd, plain)
+        ops.gspmm(GRAPHS["directed"], text, inputs, reduce=reduce, edge_order=True)
+        for inputs in (odd, plain)
     ]
     assert torch.equal(*outs)
     grad = GRADIENT_LAYOUTS[gradient](torch.randn(outs[0].shape))
@@ -267,15 +267,15 @@ def test_edge_softmax_equals_the_truth(backend, case):
         relative, absolute = backend.tolerance(dtype)
         scores = (torch.randn(target.numel(), heads) * 10).to(dtype).requires_grad_()
         exact = scores.detach().double().requires_grad_()
-        found = ops.edge_softmax(graph, scores, edge_order=True)
+        actual = ops.edge_softmax(graph, scores, edge_order=True)
         nodes, place = target.unique(return_inverse=True)
         shares = exact.exp()  # of numbers below 100
         total = torch.zeros(len(nodes), heads, dtype=torch.float64).index_add(0, place, shares)
         expected = shares / total[place]
-        grad = torch.randn_like(found)
-        (ours,) = torch.autograd.grad(found, scores, grad)
+        grad = torch.randn_like(actual)
+        (ours,) = torch.autograd.grad(actual, scores, grad)
         (right,) = torch.autograd.grad(expected, exact, grad.double())
-        torch.testing.assert_close(found.double(), expected, rtol=10 * relative, atol=absolute)
+        torch.testing.assert_close(actual.double(), expected, rtol=10 * relative, atol=absolute)
         torch.testing.assert_close(ours.double(), right, rtol=10 * relative, atol=10 * absolute)
 
 
@@ -366,9 +366,9 @@ def test_blocking_changes_no_bit_of_a_result_but_where_a_sum_is_cut(reduce):
             out = ops.spmm(graph, *[t.squeeze(1) for t in operands], reduce=reduce, edge_order=True)
             outs.append(out)
             grads.append(torch.autograd.grad(out.sum(), x)[0])
-    for found in (outs, grads):
+    for actual in (outs, grads):
         for k in (0, 1):
-            by_columns, by_sources = found[k:6:2], found[6 + k :: 2]
-            assert all(torch.equal(found[k], other) for other in by_columns)
+            by_columns, by_sources = actual[k:6:2], actual[6 + k :: 2]
+            assert all(torch.equal(actual[k], other) for other in by_columns)
             for other in by_sources:  # each block of sources adds up a sum of its own
-                torch.testing.assert_close(other, found[k], rtol=2e-5, atol=1e-5)
+                torch.testing.assert_close(other, actual[k], rtol=2e-5, atol=1e-5)

@@ -30,16 +30,16 @@ SHAPES = [(1, 1), (7, 3), (32, 31), (33, 8), (100, 1), (256, 16), (256, 32), (25
 
 @pytest.fixture(params=list(backends()))
 def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Backend]:
-    found = get_backend(request.param)
-    if reasons := found.unavailable_reasons() or [op for op in OPS if op not in found.kernels]:
+    actual = get_backend(request.param)
+    if reasons := actual.unavailable_reasons() or [op for op in OPS if op not in actual.kernels]:
         pytest.skip("; ".join(reasons))
-    if found.name == "triton":  # interpreted: cut what is not that long
+    if actual.name == "triton":  # interpreted: cut what is not that long
         from pyg_accel.backends.triton import cbsr
 
         monkeypatch.setattr(cbsr, "SPLIT", 32)
         monkeypatch.setattr(cbsr, "PIECE", 16)
-    with use_backend(found.name):
-        yield found
+    with use_backend(actual.name):
+        yield actual
 
 
 def case_for(backend: Backend, name: str) -> GraphCase:
@@ -64,13 +64,13 @@ def by_python(x: Tensor, k: int) -> list[list[int]]:
 
 
 def check_maxk(x: Tensor, k: int) -> None:
-    found = ops.maxk(x, k)
-    assert found.indices.dtype == index_dtype(x.size(1))
-    assert found.indices.long().tolist() == by_python(x, k)
-    expected = x.gather(1, found.indices.long())
-    torch.testing.assert_close(found.values, expected, rtol=0, atol=0, equal_nan=True)
+    actual = ops.maxk(x, k)
+    assert actual.indices.dtype == index_dtype(x.size(1))
+    assert actual.indices.long().tolist() == by_python(x, k)
+    expected = x.gather(1, actual.indices.long())
+    torch.testing.assert_close(actual.values, expected, rtol=0, atol=0, equal_nan=True)
     zeros = expected == 0  # of both signs; torch may drop the sign of a NaN
-    assert torch.equal(found.values.signbit()[zeros], expected.signbit()[zeros])
+    assert torch.equal(actual.values.signbit()[zeros], expected.signbit()[zeros])
 
 
 @pytest.mark.each
@@ -125,9 +125,9 @@ def test_rows_far_apart_in_size_are_exact(backend):
 @pytest.mark.parametrize("k", [8, 9, 100])
 def test_where_nothing_is_left_out_maxk_is_the_identity(backend, k):
     x = torch.randn(3, 8)
-    found = ops.maxk(x, k)
-    assert found.indices.tolist() == [list(range(8))] * 3
-    assert torch.equal(found.values, x)
+    actual = ops.maxk(x, k)
+    assert actual.indices.tolist() == [list(range(8))] * 3
+    assert torch.equal(actual.values, x)
 
 
 def test_rows_may_be_none_one_or_many(backend):
@@ -143,18 +143,18 @@ def test_any_memory_layout_is_taken(backend):
 
 def test_the_widest_row_is_taken(backend):
     x = torch.randn(1, 65_536)
-    found = ops.maxk(x, 300)
+    actual = ops.maxk(x, 300)
     right = x.topk(300).indices.sort().values
-    assert found.indices.dtype == torch.uint16
-    assert torch.equal(found.indices.long(), right)
+    assert actual.indices.dtype == torch.uint16
+    assert torch.equal(actual.indices.long(), right)
 
 
 def test_the_gradient_goes_to_what_was_kept(backend):
     x = torch.randn(4, 20, requires_grad=True)
-    found = ops.maxk(x, 6)
+    actual = ops.maxk(x, 6)
     grad = torch.randn(4, 6)
-    (ours,) = torch.autograd.grad(found.values, x, grad)
-    assert torch.equal(ours, CBSR(grad, found.indices, 20).dense())
+    (ours,) = torch.autograd.grad(actual.values, x, grad)
+    assert torch.equal(ours, CBSR(grad, actual.indices, 20).dense())
 
 
 # -- products --------------------------------------------------------------------------------------
@@ -186,12 +186,12 @@ def check(
     exact = [t.detach().double().requires_grad_() for t in inputs]
 
     sparse = CBSR(values, cbsr.indices, width)
-    found = ops.cbsr_spmm(graph_of(case), sparse, weight, reduce=reduce, edge_order=True)
+    actual = ops.cbsr_spmm(graph_of(case), sparse, weight, reduce=reduce, edge_order=True)
     matrix = adjacency(case, exact[1] if weighted else None, reduce)
     features = CBSR(exact[0], cbsr.indices, width).dense()
     expected = matrix @ features
-    grad = torch.randn(found.shape).to(dtype)
-    ours = torch.autograd.grad(found, inputs, grad)
+    grad = torch.randn(actual.shape).to(dtype)
+    ours = torch.autograd.grad(actual, inputs, grad)
     right = torch.autograd.grad(expected, exact, grad.double())
 
     # What a tolerance is relative to: the sum of |terms|; values and weights are of order one.
@@ -205,7 +205,7 @@ def check(
         share = adjacency(case, None, reduce)[target, source].clamp(max=1)
         scale.append((dense[source] * grad.double().abs()[target]).sum(1) * share)
 
-    pairs = zip((found, *ours), (expected, *right), scale, strict=True)
+    pairs = zip((actual, *ours), (expected, *right), scale, strict=True)
     for what, (a, b, s) in zip(("result", "gradient of values", "of weights"), pairs, strict=False):
         assert a.dtype == dtype, what
         assert a.shape == b.shape, what
@@ -246,9 +246,9 @@ def test_whole_numbers_add_up_exactly(backend, case):
     dense = torch.randint(1, 4, (graph.num_sources, 19)).float() * columns
     weight = torch.randint(-2, 3, graph.edge_index.shape[1:]).float()
     cbsr = ops.maxk(dense, max(int(columns.sum()), 1))
-    found = ops.cbsr_spmm(graph_of(graph), cbsr, weight, edge_order=True)
+    actual = ops.cbsr_spmm(graph_of(graph), cbsr, weight, edge_order=True)
     expected = adjacency(graph, weight.double(), "sum") @ dense.double()
-    assert torch.equal(found.double(), expected)
+    assert torch.equal(actual.double(), expected)
 
 
 def test_int64_indices_and_csr_order_give_the_same_bits(backend):
@@ -275,12 +275,12 @@ def test_columns_of_the_graph_need_not_ascend(backend):
     cbsr = ops.maxk(torch.randn(4, 20, dtype=torch.float64), 5)
     values, weight = cbsr.values.requires_grad_(), torch.randn(6, dtype=torch.float64)
     exact = values.detach().clone().requires_grad_()
-    found = ops.cbsr_spmm(graph, CBSR(values, cbsr.indices, 20), weight)
+    actual = ops.cbsr_spmm(graph, CBSR(values, cbsr.indices, 20), weight)
     right = adjacency(case, weight, "sum") @ CBSR(exact, cbsr.indices, 20).dense()
-    torch.testing.assert_close(found, right)
-    seed = torch.randn_like(found)
+    torch.testing.assert_close(actual, right)
+    seed = torch.randn_like(actual)
     torch.testing.assert_close(
-        torch.autograd.grad(found, values, seed), torch.autograd.grad(right, exact, seed)
+        torch.autograd.grad(actual, values, seed), torch.autograd.grad(right, exact, seed)
     )
 
 
@@ -323,16 +323,16 @@ def test_the_same_bits_come_out_every_time(backend):
 def test_atomic_additions_equal_the_truth_where_they_are_allowed(backend):
     graph = graph_of(case_for(backend, "hub"))
     x, weight = torch.randn(graph.num_cols, 40), torch.randn(graph.num_edges)
-    found = []
+    actual = []
     for dtype in (torch.float32, torch.bfloat16):
         for atomics in (False, True):
             settings.atomics = atomics
             values = ops.maxk(x.to(dtype), 9)
             leaf = values.values.detach().requires_grad_()
             out = ops.cbsr_spmm(graph, values._replace(values=leaf), weight.to(dtype))
-            found.append(torch.autograd.grad(out, leaf, torch.ones_like(out))[0])
-    torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(found[2], found[3], rtol=2e-2, atol=1e-1)
+            actual.append(torch.autograd.grad(out, leaf, torch.ones_like(out))[0])
+    torch.testing.assert_close(actual[0], actual[1], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(actual[2], actual[3], rtol=2e-2, atol=1e-1)
 
 
 def test_deterministic_algorithms_outrank_atomics():

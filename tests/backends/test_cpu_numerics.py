@@ -74,15 +74,15 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 def test_functions_are_accurate_over_all_of_float32(isa, formula):
     x = all_over_float32()
     exact = FUNCTIONS[formula](x.double())
-    found, expected = each_edge(formula, x), exact.float()
-    assert torch.equal(found.isnan(), expected.isnan())
-    assert torch.equal(found.isinf(), expected.isinf())
+    actual, expected = each_edge(formula, x), exact.float()
+    assert torch.equal(actual.isnan(), expected.isnan())
+    assert torch.equal(actual.isinf(), expected.isinf())
     finite = expected.isfinite()
-    error = (found.double() - exact)[finite].abs()
+    error = (actual.double() - exact)[finite].abs()
     # 4 units in the last place, or one of the smallest normal number (denormals may be flushed).
     allowed = 4 * 2**-23 * exact[finite].abs() + 1.2e-38
     worst = (error / allowed).argmax()
-    assert bool((error <= allowed).all()), f"at {x[finite][worst]}: {found[finite][worst]}"
+    assert bool((error <= allowed).all()), f"at {x[finite][worst]}: {actual[finite][worst]}"
 
 
 @pytest.mark.each
@@ -101,15 +101,15 @@ def test_all_65536_half_values_survive_a_copy(isa, dtype):
     bits = torch.arange(-(2**15), 2**15).to(torch.int16)
     x = bits.view(dtype)
     graph = Graph.from_csr(torch.tensor([0, 1]), torch.tensor([0]), num_cols=1)
-    for found in (
+    for actual in (
         ops.spmm(graph, x.view(1, -1)).view(-1),
         ops.spmm(graph, x.view(1, -1), reduce="max").view(-1),
         each_edge("neg(neg(e0))", x),
     ):
-        assert torch.equal(found.isnan(), x.isnan())
+        assert torch.equal(actual.isnan(), x.isnan())
         zero = x == 0  # -0 may come back as 0
-        assert torch.equal(found[~x.isnan() & ~zero], x[~x.isnan() & ~zero])
-        assert bool((found[zero] == 0).all())
+        assert torch.equal(actual[~x.isnan() & ~zero], x[~x.isnan() & ~zero])
+        assert bool((actual[zero] == 0).all())
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "f16"])
@@ -123,8 +123,8 @@ def test_16_bit_results_are_rounded_to_the_nearest_even(isa, dtype):
         low = (high.float() * 2.0**shift).to(dtype)
         exact = high.double() + low.double()
         assert torch.equal(exact.float().double(), exact) or dtype == torch.bfloat16
-        found = ops.spmm(graph, torch.stack([high, low]))[0]
-        assert torch.equal(found, exact.float().to(dtype))
+        actual = ops.spmm(graph, torch.stack([high, low]))[0]
+        assert torch.equal(actual, exact.float().to(dtype))
 
 
 @pytest.mark.parametrize("reduce", ["max", "min"])
@@ -140,13 +140,13 @@ def test_nan_wins_every_maximum_and_minimum(isa, reduce, dtype):
             graph = Graph.from_csr(torch.tensor([0, 40]), torch.arange(40), num_cols=40)
             expected = getattr(x, reduce)(0).values
             weight = torch.ones(40, dtype=dtype)
-            for found in (
+            for actual in (
                 ops.spmm(graph, x, reduce=reduce),
                 ops.spmm(graph, x, weight, reduce=reduce),
                 ops.gspmm(graph, "add(u0,e1)", [x, 0 * weight.unsqueeze(1)], reduce=reduce),
             ):
-                assert torch.equal(found[0].isnan(), expected.isnan())
-                assert torch.equal(found[0].nan_to_num(), expected.nan_to_num())
+                assert torch.equal(actual[0].isnan(), expected.isnan())
+                assert torch.equal(actual[0].nan_to_num(), expected.nan_to_num())
 
 
 def test_the_gradient_of_a_nan_maximum_goes_to_the_nan():
@@ -202,16 +202,16 @@ def test_infinities_in_sums_are_those_of_torch(isa):
     graph = Graph.from_csr(torch.tensor([0, 3]), torch.arange(3), num_cols=3)
     rows = [(1.0, INF, 2.0), (INF, -INF, 1.0), (-INF, 1.0, 1.0), (NAN, INF, 1.0), (3e38, 3e38, 0.0)]
     x = torch.tensor(rows).t().contiguous()
-    found = ops.spmm(graph, x)[0]
-    torch.testing.assert_close(found, x.sum(0), equal_nan=True)
+    actual = ops.spmm(graph, x)[0]
+    torch.testing.assert_close(actual, x.sum(0), equal_nan=True)
 
 
 @pytest.mark.parametrize("big", [80.0, 1000.0, 3e38])
 def test_softmax_survives_large_scores(isa, big):
     graph = Graph.from_csr(torch.tensor([0, 4, 4, 5]), torch.zeros(5, dtype=torch.long), num_cols=1)
     scores = torch.tensor([[big], [big], [-big], [0.0], [big]])
-    found = ops.edge_softmax(graph, scores)
-    torch.testing.assert_close(found.view(-1), torch.tensor([0.5, 0.5, 0.0, 0.0, 1.0]))
+    actual = ops.edge_softmax(graph, scores)
+    torch.testing.assert_close(actual.view(-1), torch.tensor([0.5, 0.5, 0.0, 0.0, 1.0]))
 
 
 # -- determinism ----------------------------------------------------------------------------------
@@ -254,12 +254,12 @@ def test_a_row_has_the_same_bits_among_short_rows_and_alone(isa, dtype, width):
     formula = "mul(exp(sub(v0,u1)),add(e2,sigmoid(v0)))"
     for reduce in ("sum", "mean", "max", "min", "prod"):
         graph = Graph.from_csr(rowptr, col, num_cols=9)
-        found = ops.gspmm(graph, formula, [target, source, weight], reduce=reduce)
+        actual = ops.gspmm(graph, formula, [target, source, weight], reduce=reduce)
         for row in range(rows):
             part = slice(int(rowptr[row]), int(rowptr[row + 1]))
             alone = Graph.from_csr(torch.tensor([0, int(degrees[row])]), col[part], num_cols=9)
             operands = [target[row : row + 1], source, weight[part]]
-            assert torch.equal(ops.gspmm(alone, formula, operands, reduce=reduce)[0], found[row])
+            assert torch.equal(ops.gspmm(alone, formula, operands, reduce=reduce)[0], actual[row])
 
 
 def test_results_are_bit_equal_for_any_number_of_threads_and_every_run():
@@ -293,9 +293,9 @@ def test_calls_from_several_python_threads_do_not_disturb_one_another():
         try:
             with use_backend("cpu"):
                 for _ in range(3):
-                    found = everything(graph)
+                    actual = everything(graph)
                     wrong.extend(
-                        i for i, (a, b) in enumerate(zip(found, expected, strict=True))
+                        i for i, (a, b) in enumerate(zip(actual, expected, strict=True))
                         if not torch.equal(a, b)
                     )  # fmt: skip
         except RuntimeError as error:
@@ -316,9 +316,9 @@ def test_long_sums_in_float32_stay_within_the_backends_tolerance(edges):
     graph = Graph.from_csr(
         torch.tensor([0, edges]), torch.zeros(edges, dtype=torch.long), num_cols=1
     )
-    found = ops.spmm(graph, torch.full((1, 1), 0.1)).item()
+    actual = ops.spmm(graph, torch.full((1, 1), 0.1)).item()
     relative, _ = get_backend("cpu").tolerance(torch.float32)
-    assert math.isclose(found, edges * float(torch.tensor(0.1)), rel_tol=relative)
+    assert math.isclose(actual, edges * float(torch.tensor(0.1)), rel_tol=relative)
 
 
 def test_all_256_bytes_are_widened_exactly(isa):
@@ -328,5 +328,5 @@ def test_all_256_bytes_are_widened_exactly(isa):
         x = every.repeat(5)[: 256 * columns // math.gcd(256, columns)].view(-1, columns)
         rowptr = torch.arange(x.size(0) + 1)
         graph = Graph.from_csr(rowptr, rowptr[:-1].clone(), num_cols=x.size(0))
-        found = ops.sampled_spmm(graph, ops.Quantized(x, torch.ones(1, columns)), width=4)
-        torch.testing.assert_close(found, x.float(), rtol=0, atol=0)
+        actual = ops.sampled_spmm(graph, ops.Quantized(x, torch.ones(1, columns)), width=4)
+        torch.testing.assert_close(actual, x.float(), rtol=0, atol=0)

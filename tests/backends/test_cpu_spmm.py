@@ -86,8 +86,8 @@ def test_weights_of_any_layout_are_multiplied_with(graph, weights, turned):
     x, weight = torch.randn(M, 2, 3), torch.randn(*weights, 2)[..., 0]
     if turned:
         weight = torch.randn(*reversed(weights)).permute(*reversed(range(len(weights))))
-    found = ops.spmm(graph, x, weight)
-    torch.testing.assert_close(found.double(), truth(graph, x, weight), rtol=1e-5, atol=1e-5)
+    actual = ops.spmm(graph, x, weight)
+    torch.testing.assert_close(actual.double(), truth(graph, x, weight), rtol=1e-5, atol=1e-5)
 
 
 def test_what_does_not_fit_is_told(graph):
@@ -130,8 +130,8 @@ def test_a_million_heads(reduce):
     graph = Graph.from_edge_index(torch.tensor([[0, 1], [0, 0]]), (2, 1))
     x, weight = torch.randn(2, 2**20, 1), torch.randn(2, 2**20, 1)
     if reduce == "none":
-        found = ops.gspmm(graph, "sum(mul(u0,v1))", [x, x[:1]], reduce="none")
-        torch.testing.assert_close(found, (x * x[:1]).sum(-1))
+        actual = ops.gspmm(graph, "sum(mul(u0,v1))", [x, x[:1]], reduce="none")
+        torch.testing.assert_close(actual, (x * x[:1]).sum(-1))
     else:
-        found = ops.spmm(graph, x, weight)
-        torch.testing.assert_close(found, (x * weight).sum(0, keepdim=True))
+        actual = ops.spmm(graph, x, weight)
+        torch.testing.assert_close(actual, (x * weight).sum(0, keepdim=True))

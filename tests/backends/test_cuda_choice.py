@@ -178,9 +178,9 @@ def test_tiles_and_the_remainder_add_up_to_the_whole(name):
         assert list(names) == ["triton"]
         sums.index_add_(0, row, x[source] * weight[edge].unsqueeze(1))
         torch.testing.assert_close(sums, right)
-        found = torch.empty_like(dots).index_copy_(0, other.long(), others)
-        found[edge.long()] = (x[source] * y[row]).sum(1)
-        torch.testing.assert_close(found, dots)
+        actual = torch.empty_like(dots).index_copy_(0, other.long(), others)
+        actual[edge.long()] = (x[source] * y[row]).sum(1)
+        torch.testing.assert_close(actual, dots)
         assert remainder.spmm_remainder(part.remainder, x, None).shape == right.shape
 
 

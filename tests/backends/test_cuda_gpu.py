@@ -41,10 +41,10 @@ def graph_of(case: GraphCase) -> Graph:
     return Graph.from_edge_index(case.edge_index.cuda(), (case.num_sources, case.num_targets))
 
 
-def check(found: Tensor, right: Tensor, scale: Tensor, dtype: torch.dtype) -> None:
+def check(actual: Tensor, right: Tensor, scale: Tensor, dtype: torch.dtype) -> None:
     relative, absolute = get_backend("cuda").tolerance(dtype)
-    assert found.shape == right.shape
-    off = (found.detach().cpu().double() - right).abs() - relative * scale - absolute
+    assert actual.shape == right.shape
+    off = (actual.detach().cpu().double() - right).abs() - relative * scale - absolute
     assert not bool((~(off <= 0)).any()), f"off by {float(off.max()):.2e}"
 
 
@@ -56,16 +56,16 @@ def check_call(
     mine = [t.cuda().requires_grad_() for t in operands]
     exact = [t.double().requires_grad_() for t in operands]
     size = [t.detach().double().abs().requires_grad_() for t in operands]
-    found = ops.gspmm(graph, text, mine, reduce=reduce, edge_order=True)
+    actual = ops.gspmm(graph, text, mine, reduce=reduce, edge_order=True)
     if reduce == "none":
-        found = found.unsqueeze(-1)
+        actual = actual.unsqueeze(-1)
     right = truth(case, text, exact, reduce)
     scale = truth(case, text, size, reduce)
-    check(found, right.detach(), scale.detach(), dtype)
-    grad = torch.randn(found.shape).to(dtype)
+    check(actual, right.detach(), scale.detach(), dtype)
+    grad = torch.randn(actual.shape).to(dtype)
     if not right.requires_grad:  # no edges
         return
-    ours = torch.autograd.grad(found, mine, grad.cuda())
+    ours = torch.autograd.grad(actual, mine, grad.cuda())
     rights = torch.autograd.grad(right, exact, grad.double(), allow_unused=True)
     scales = torch.autograd.grad(scale, size, grad.double().abs(), allow_unused=True)
     for a, b, s in zip(ours, rights, scales, strict=True):
@@ -157,10 +157,10 @@ def test_integers_add_up_exactly(precision):
         x = torch.randint(-3, 4, (case.num_sources, 19)).float()
         weight = torch.randint(-3, 4, (edges,)).float()
         operands = [x.unsqueeze(1), weight.view(-1, 1, 1)]
-        found = ops.spmm(graph, x.cuda(), weight.cuda(), edge_order=True)
-        assert torch.equal(found.cpu().double(), truth(case, "mul(u0,e1)", operands, "sum")[:, 0])
-        found = ops.spmm(graph, x.cuda())
-        assert torch.equal(found.cpu().double(), truth(case, "u0", operands[:1], "sum")[:, 0])
+        actual = ops.spmm(graph, x.cuda(), weight.cuda(), edge_order=True)
+        assert torch.equal(actual.cpu().double(), truth(case, "mul(u0,e1)", operands, "sum")[:, 0])
+        actual = ops.spmm(graph, x.cuda())
+        assert torch.equal(actual.cpu().double(), truth(case, "u0", operands[:1], "sum")[:, 0])
 
 
 def test_infinities_and_nan_stay_with_their_neighbours(precision):
@@ -172,14 +172,14 @@ def test_infinities_and_nan_stay_with_their_neighbours(precision):
         weight = torch.rand(case.edge_index.size(1), 1, 1).to(dtype) + 0.5
         right = truth(case, "mul(u0,e1)", [x, weight], "sum")
         operands = [x.cuda(), weight.cuda()]
-        found = ops.gspmm(graph, "mul(u0,e1)", operands, edge_order=True).cpu().double()
-        assert torch.equal(found.isnan(), right.isnan())
-        assert torch.equal(found.isinf(), right.isinf())
+        actual = ops.gspmm(graph, "mul(u0,e1)", operands, edge_order=True).cpu().double()
+        assert torch.equal(actual.isnan(), right.isnan())
+        assert torch.equal(actual.isinf(), right.isinf())
         y = torch.randn(case.num_targets, 1, 20).to(dtype)
         right = truth(case, "sum(mul(u0,v1))", [x, y], "none").squeeze(-1)
         operands = [x.cuda(), y.cuda()]
-        found = ops.gspmm(graph, "sum(mul(u0,v1))", operands, reduce="none", edge_order=True)
-        assert torch.equal(found.cpu().isfinite(), right.isfinite())
+        actual = ops.gspmm(graph, "sum(mul(u0,v1))", operands, reduce="none", edge_order=True)
+        assert torch.equal(actual.cpu().isfinite(), right.isfinite())
 
 
 def test_a_window_that_is_divided_gives_the_same_bits_every_time(monkeypatch, precision):

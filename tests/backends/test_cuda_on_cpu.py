@@ -56,8 +56,8 @@ def test_the_largest_of_hard_rows_are_found(width, k, dtype):
     check_maxk(x.to(dtype), k)
 
 
-def close(found: torch.Tensor, right: torch.Tensor, scale: torch.Tensor) -> None:
-    assert bool(((found.double() - right).abs() <= ALLOWED[found.dtype] * scale + 1e-6).all())
+def close(actual: torch.Tensor, right: torch.Tensor, scale: torch.Tensor) -> None:
+    assert bool(((actual.double() - right).abs() <= ALLOWED[actual.dtype] * scale + 1e-6).all())
 
 
 @pytest.mark.pairs
@@ -82,8 +82,8 @@ def test_products_and_gradients_equal_the_truth(name, width, k, dtype, monkeypat
     share = matrix / csr.rowptr.diff().clamp(min=1)[:, None]
     for long in (1, 10**9):  # both layouts
         monkeypatch.setattr(cbsr, "LONG", long)
-        found = cbsr.spmm(csr, values, indices, width, weight, "mean")
-        close(found, share @ dense, share @ dense.abs())
+        actual = cbsr.spmm(csr, values, indices, width, weight, "mean")
+        close(actual, share @ dense, share @ dense.abs())
 
     right = (matrix.t() @ y.double()).gather(1, indices.long())
     scale = (matrix.t() @ y.double().abs()).gather(1, indices.long())
@@ -100,12 +100,12 @@ def test_a_row_that_does_not_fit_is_taken_block_by_block():
     graph = Graph.from_edge_index(case.edge_index, (case.num_sources, case.num_targets))
     indices = torch.rand(case.num_sources, 9000).argsort(1)[:, :50].sort(1).values
     values = torch.randn(case.num_sources, 50)
-    found = cbsr.spmm(graph.csr(), values, indices.to(torch.uint16), 9000, None, "sum")
+    actual = cbsr.spmm(graph.csr(), values, indices.to(torch.uint16), 9000, None, "sum")
     dense = CBSR(values.double(), indices.to(torch.uint16), 9000).dense()
     matrix = torch.zeros(case.num_targets, case.num_sources, dtype=torch.float64)
     row = torch.repeat_interleave(graph.degree.long())
     matrix = matrix.index_put((row, graph.col.long()), torch.ones(()).double(), accumulate=True)
-    close(found, matrix @ dense, matrix @ dense.abs())
+    close(actual, matrix @ dense, matrix @ dense.abs())
 
 
 @pytest.mark.parametrize("atomics", [False, True])
@@ -115,6 +115,6 @@ def test_an_infinite_weight_stays_where_it_belongs(atomics):
     graph = Graph.from_csr(rowptr, col, num_cols=2)
     indices = torch.arange(0, 9000, 180, dtype=torch.int16).view(torch.uint16).expand(2, -1)
     x, weight = torch.ones(1, 9000), torch.tensor([torch.inf])
-    found = cbsr.sspmm(graph.csr(), graph.transposed(), x, indices.contiguous(), weight)
-    assert found[0].eq(0).all()
-    assert found[1].eq(torch.inf).all()
+    actual = cbsr.sspmm(graph.csr(), graph.transposed(), x, indices.contiguous(), weight)
+    assert actual[0].eq(0).all()
+    assert actual[1].eq(torch.inf).all()

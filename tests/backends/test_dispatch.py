@@ -52,10 +52,10 @@ def custom(cost: float = 0.0, calls: list[Any] | None = None) -> Backend:
 
 @pytest.fixture
 def cpu() -> Backend:
-    found = get_backend("cpu")
-    if reasons := found.unavailable_reasons():
+    backend = get_backend("cpu")
+    if reasons := backend.unavailable_reasons():
         pytest.skip("; ".join(reasons))
-    return found
+    return backend
 
 
 def test_the_cheapest_backend_wins_and_the_other_is_said_to_be_slower(cpu):
@@ -199,12 +199,12 @@ def test_a_gradient_runs_where_it_was_asked_for_and_elsewhere_what_that_backend_
         with pytest.raises(BackendNotSupported, match="only sums, not max"):
             ops.spmm(graph, x, reduce="max")
         with record_choices() as names:
-            found = torch.autograd.grad(out.square().sum(), (x, weight))
+            actual = torch.autograd.grad(out.square().sum(), (x, weight))
     assert len(names) == 2  # a dot for the weights is no sum
     assert len(calls) == 2
     settings.backend = "auto"
     right = torch.autograd.grad(ops.spmm(graph, x, weight).square().sum(), (x, weight))
-    torch.testing.assert_close(found, right)
+    torch.testing.assert_close(actual, right)
 
 
 def test_a_preferred_backend_that_nobody_can_replace_is_missed_with_all_reasons(cpu):
@@ -260,12 +260,12 @@ class EntryPoint:
 def test_packages_add_backends_by_an_entry_point(monkeypatch):
     asked = []
 
-    def found(group: str) -> list[EntryPoint]:
+    def entry_points(group: str) -> list[EntryPoint]:
         asked.append(group)
         return [EntryPoint()]
 
     registry._load_entry_points.cache_clear()
-    monkeypatch.setattr(registry, "entry_points", found)
+    monkeypatch.setattr(registry, "entry_points", entry_points)
     assert backends()["custom"] is CUSTOM
     backends()
     assert asked == ["pyg_accel.backends"]

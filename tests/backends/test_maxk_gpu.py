@@ -46,8 +46,8 @@ def adjacency(graph: Graph, weight: torch.Tensor, *, mean: bool) -> torch.Tensor
     return matrix.index_put((row, graph.col.cpu().long()), share, accumulate=True)
 
 
-def check_close(found, right, dtype):
-    for a, b in zip(found, right, strict=True):
+def check_close(actual, right, dtype):
+    for a, b in zip(actual, right, strict=True):
         scale = float(b.abs().max())
         torch.testing.assert_close(a.double().cpu(), b, rtol=0, atol=ERRORS[dtype] * scale)
 
@@ -62,10 +62,10 @@ def test_selection_equals_that_of_the_reference(backend, width, k, dtype):
     x[4], x[5], x[6] = torch.inf, torch.nan, torch.randint(-1, 2, (width,))
     x[7, : width // 2 + 1], x[8] = torch.nan, torch.arange(width)
     with use_backend(backend):
-        found = ops.maxk(x.cuda(), k)
+        actual = ops.maxk(x.cuda(), k)
     values, indices = get_backend("reference").kernels["maxk"].run(x, k)
-    assert torch.equal(found.indices.long().cpu(), indices.long())
-    torch.testing.assert_close(found.values.cpu(), values, rtol=0, atol=0, equal_nan=True)
+    assert torch.equal(actual.indices.long().cpu(), indices.long())
+    torch.testing.assert_close(actual.values.cpu(), values, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("rows", [0, 1, 3])
@@ -73,10 +73,10 @@ def test_selection_takes_few_rows_and_rows_that_begin_anywhere(backend, rows):
     whole = torch.randn(rows * 33 + 1, device="cuda")
     x = whole[1:].view(rows, 33)
     with use_backend(backend):
-        found = ops.maxk(x, 4)
+        actual = ops.maxk(x, 4)
     values, indices = get_backend("reference").kernels["maxk"].run(x.cpu(), 4)
-    assert torch.equal(found.values.cpu(), values)
-    assert torch.equal(found.indices.cpu(), indices)
+    assert torch.equal(actual.values.cpu(), values)
+    assert torch.equal(actual.indices.cpu(), indices)
 
 
 @pytest.mark.parametrize("atomics", [False, True])
@@ -145,9 +145,9 @@ def test_gradients_gathered_slice_by_slice_are_the_same(most, monkeypatch):
     monkeypatch.setattr(launches, "near_bytes", lambda device, most=most: most)
     with use_backend("cuda"):
         out = ops.cbsr_spmm(graph, CBSR(ours, cbsr.indices, 300))
-        found = torch.autograd.grad(out.sum() + out[:, ::3].sum(), ours)
+        actual = torch.autograd.grad(out.sum() + out[:, ::3].sum(), ours)
     expected = torch.autograd.grad(right.sum() + right[:, ::3].sum(), leaf)
-    check_close(found, [t.cpu() for t in expected], torch.float32)
+    check_close(actual, [t.cpu() for t in expected], torch.float32)
 
 
 @pytest.mark.parametrize("switch", ["setting", "torch"])
@@ -187,7 +187,7 @@ def test_kernels_can_be_captured_in_a_cuda_graph():
         torch.cuda.current_stream().wait_stream(stream)
         captured = torch.cuda.CUDAGraph()
         with torch.cuda.graph(captured):
-            found = step()
+            actual = step()
         captured.replay()
-    for a, b in zip(found, right, strict=True):
+    for a, b in zip(actual, right, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-3)

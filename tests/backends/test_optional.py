@@ -57,11 +57,11 @@ def test_torch_sparse_sums_like_the_truth(case, dtype, reduce, index_dtype):
         weight = torch.randn(case.edge_index.size(1), heads, 1, dtype=dtype)
         text, operands = ("mul(u0,e1)", [x, weight]) if weighted else ("u0", [x])
         with use_backend("torch_sparse"):
-            found = ops.gspmm(graph, text, operands, reduce=reduce, edge_order=True)
+            actual = ops.gspmm(graph, text, operands, reduce=reduce, edge_order=True)
         expected = truth(case, text, operands, reduce)
         scale = truth(case, text, [t.abs() for t in operands], reduce)
-        assert found.dtype == dtype
-        assert bool(((found.double() - expected).abs() <= relative * scale + absolute).all())
+        assert actual.dtype == dtype
+        assert bool(((actual.double() - expected).abs() <= relative * scale + absolute).all())
 
 
 def test_gradients_of_what_torch_sparse_computed_come_from_whoever_can():
@@ -117,11 +117,11 @@ def test_pyg_lib_reduces_edge_data_like_the_truth(case, dtype, reduce):
     graph = Graph.from_edge_index(case.edge_index, (case.num_sources, case.num_targets))
     edges = torch.randn(case.edge_index.size(1), 2, 7, dtype=dtype)
     with use_backend("pyg_lib"):
-        found = ops.gspmm(graph, "e0", [edges], reduce=reduce, edge_order=True)
+        actual = ops.gspmm(graph, "e0", [edges], reduce=reduce, edge_order=True)
     relative, absolute = backend.tolerance(dtype)
     expected = truth(case, "e0", [edges], reduce)
     scale = truth(case, "e0", [edges.abs()], reduce)
-    assert bool(((found.double() - expected).abs() <= relative * scale + absolute).all())
+    assert bool(((actual.double() - expected).abs() <= relative * scale + absolute).all())
 
 
 @pytest.mark.parametrize("edge_order", [True, False])

@@ -44,9 +44,9 @@ def test_it_equals_the_reference(strategy, width):
     x, weight = torch.randn(3004, 33).cuda(), torch.rand(graph.num_edges).cuda()
     for scaling in SCALINGS:
         for w in (None, weight):
-            found, expected = both(graph, x, w, width=width, strategy=strategy, **scaling)
+            actual, expected = both(graph, x, w, width=width, strategy=strategy, **scaling)
             scale = both(graph, x.abs(), w, width=width, strategy=strategy, **scaling)[1]
-            assert bool(((found - expected).abs() <= 2e-5 * scale + 1e-6).all())
+            assert bool(((actual - expected).abs() <= 2e-5 * scale + 1e-6).all())
 
 
 @pytest.mark.parametrize("features", [1, 7, 33, 128, 257, (2, 16), (3, 5)], ids=str)
@@ -58,11 +58,11 @@ def test_features_of_any_shape_and_dtype(dtype, features):
     graph = random_graph()
     x = torch.randn(3004, *shape).cuda().to(dtype)
     weight = torch.rand(graph.num_edges, *shape[:-1]).cuda().to(dtype)
-    found, expected = both(graph, x, weight, width=20)
+    actual, expected = both(graph, x, weight, width=20)
     scale = both(graph, x.abs(), weight, width=20)[1].double()
     relative = {torch.float64: 1e-12, torch.float32: 2e-5}.get(dtype, 2e-2)
-    assert found.dtype == dtype
-    assert bool(((found.double() - expected.double()).abs() <= relative * scale + 1e-6).all())
+    assert actual.dtype == dtype
+    assert bool(((actual.double() - expected.double()).abs() <= relative * scale + 1e-6).all())
 
 
 @pytest.mark.parametrize("per", ["column", "row"])
@@ -72,8 +72,8 @@ def test_8_bit_features(shape, per):
     x = ops.quantize(torch.randn(3004, *shape).cuda(), per=per)
     weight = torch.rand(graph.num_edges, *shape[:-1]).cuda()
     for w in (None, weight):
-        found, expected = both(graph, x, w, width=20)
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+        actual, expected = both(graph, x, w, width=20)
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64], ids=str)
@@ -84,12 +84,12 @@ def test_hard_graphs_and_index_types(index_dtype):
                                num_cols=case.num_sources)  # fmt: skip
         x = torch.randn(case.num_sources, 5).cuda()
         for strategy in ("bucket", "fastrand"):
-            found, expected = both(graph, x, None, width=4, strategy=strategy)
-            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+            actual, expected = both(graph, x, None, width=4, strategy=strategy)
+            torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_it_compiles_to_a_whole_graph():
     graph, x = random_graph(), torch.randn(3004, 16).cuda()
     run = lambda x: ops.sampled_spmm(graph, x.relu(), width=20).relu()  # noqa: E731
-    found = torch.compile(run, fullgraph=True)(x)
-    torch.testing.assert_close(found, run(x))
+    actual = torch.compile(run, fullgraph=True)(x)
+    torch.testing.assert_close(actual, run(x))

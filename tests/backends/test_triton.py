@@ -127,15 +127,15 @@ def test_strange_gradients_reach_their_winners():
                          [-3.0, torch.inf, 1e-30], [5.0, 5.0, 5.0]])  # fmt: skip
     arg = torch.tensor([[1, 1, 1], [1, 1, 0], [0, 1, 0], [-1, -1, -1]], dtype=torch.int32)
     right = get_backend("reference").kernels["scatter_arg"].run(grad, arg, 3)
-    found = BACKEND.kernels["scatter_arg"].run(grad, arg, 3)
-    torch.testing.assert_close(found, right, equal_nan=True)
+    actual = BACKEND.kernels["scatter_arg"].run(grad, arg, 3)
+    torch.testing.assert_close(actual, right, equal_nan=True)
 
 
 def test_scattered_gradients_keep_the_small_beside_the_large():
     grad = torch.tensor([[1.0], [1e-7], [1e-8], [1e-7]])
     arg = torch.tensor([[0], [1], [1], [1]])
-    found = BACKEND.kernels["scatter_arg"].run(grad, arg, 2)
-    torch.testing.assert_close(found, torch.tensor([[1.0], [2.1e-7]]), rtol=1e-6, atol=0)
+    actual = BACKEND.kernels["scatter_arg"].run(grad, arg, 2)
+    torch.testing.assert_close(actual, torch.tensor([[1.0], [2.1e-7]]), rtol=1e-6, atol=0)
 
 
 SUMS = ["mul(sum(mul(u0,v1)),u0)", "sum(mul(sum(mul(u0,v1)),v1))", "mul(exp(sum(u0)),v1)"]

@@ -267,10 +267,10 @@ def test_features_that_fill_no_loads_are_copied(reduce, dtype, monkeypatch):
     graph = Graph.from_edge_index(edge_index, (5000, 5000)).build()
     (x,) = make_operands(graph, "u", 41, dtype)
     with use_backend("triton"):
-        found = ops.gspmm(graph, "u0", [x], reduce=reduce)
+        actual = ops.gspmm(graph, "u0", [x], reduce=reduce)
     assert copies
     right = torch.zeros(5000, 41, dtype=torch.float64, device="cuda")
     target = edge_index[1].unsqueeze(1).expand(-1, 41)
     right.scatter_reduce_(0, target, x.double()[edge_index[0]],
                           {"max": "amax"}.get(reduce, reduce), include_self=False)  # fmt: skip
-    torch.testing.assert_close(found.double(), right, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+    torch.testing.assert_close(actual.double(), right, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])

@@ -45,17 +45,17 @@ def test_rows_that_fill_no_loads_are_copied_to_rows_that_do(
     shapes = {"u": (5, heads, width), "v": (5, heads, width), "e": (graph.num_edges, heads, 1)}
     values = [torch.randn(shapes[o.side], generator=generator).to(dtype)
               for o in sorted(operands_of(parse(text)), key=lambda o: o.index)]  # fmt: skip
-    found = []
+    actual = []
     for backend in ("triton", "reference"):
         operands = [t.clone().requires_grad_() for t in values]
         with use_backend(backend):
             out = ops.gspmm(graph, text, operands, reduce=reduce)
             out.square().sum().backward()
-        found.append([out.detach(), *(t.grad for t in operands if t.grad is not None)])
+        actual.append([out.detach(), *(t.grad for t in operands if t.grad is not None)])
         assert out.is_contiguous()
     assert copies
     near = 2e-5 if dtype is torch.float32 else 4e-2
-    for ours, right in zip(*found, strict=True):
+    for ours, right in zip(*actual, strict=True):
         torch.testing.assert_close(ours, right, rtol=near, atol=near * float(right.abs().max()))
 
 
@@ -122,16 +122,16 @@ def test_attention_over_rows_that_fill_no_loads(
     generator = torch.Generator().manual_seed(1)
     values = [torch.randn(rows[side], heads, width if kind == "F" else 1, generator=generator) / 4
               for side, kind in sides]  # fmt: skip
-    found = []
+    actual = []
     for backend in ("triton", "reference"):
         operands = [t.to(dtype, copy=True).requires_grad_() for t in values]
         with use_backend(backend):
             out = ops.attention(graph, score, value, operands)
             out.square().sum().backward()
         assert out.is_contiguous()
-        found.append([out.detach(), *(t.grad for t in operands)])
+        actual.append([out.detach(), *(t.grad for t in operands)])
     near = 2e-5 if dtype is torch.float32 else 1e-12
-    for ours, right in zip(*found, strict=True):
+    for ours, right in zip(*actual, strict=True):
         torch.testing.assert_close(ours, right, rtol=near, atol=near * float(right.abs().max()))
     formulas = [parse(score), parse(value)]
     assert bool(padding.rows_to_pad(formulas, operands, 51, 5)) == copied
@@ -162,9 +162,9 @@ def test_attention_copies_rows_that_many_edges_read(copies, monkeypatch):
 def test_sums_of_samples_are_taken_of_copied_rows(width, copies):
     graph = make_graph((0, 3, 40, 1, 7))
     x, weight = torch.randn(13, 41), torch.rand(graph.num_edges)
-    found = []
+    actual = []
     for backend in ("triton", "reference"):
         with use_backend(backend):
-            found.append(ops.sampled_spmm(graph, x, weight, width=width))
-    torch.testing.assert_close(*found)
+            actual.append(ops.sampled_spmm(graph, x, weight, width=width))
+    torch.testing.assert_close(*actual)
     assert copies == [(13, 1, 41)]

@@ -83,10 +83,10 @@ def test_real_graphs_are_learnt_as_by_stock(name, data, data_root, report_of, mo
     torch.set_num_threads(2)
     torch.manual_seed(2)
     model = MODELS[name](graph.x.size(1), 16, 2, int(graph.y.max()) + 1)
-    given = graph.x, graph.edge_index, graph.y, graph.train_mask, 20
-    stock = train(model, *given)
+    inputs = graph.x, graph.edge_index, graph.y, graph.train_mask, 20
+    stock = train(model, *inputs)
     with pyg_accel.patched():
-        ours = train(model, *given)
+        ours = train(model, *inputs)
     torch.testing.assert_close(ours["losses"], stock["losses"], rtol=1e-3, atol=1e-3)
     assert abs(ours["accuracy"] - stock["accuracy"]) < 0.005
     assert all(row.formula for row in report_of())

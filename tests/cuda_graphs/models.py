@@ -35,19 +35,19 @@ def outcome(run: Callable[..., Any], call: Inputs | tuple[Any, ...]) -> list[Ten
     """Results, gradients of arguments and parameters, and the buffers afterwards."""
     run.zero_grad()
     leaf = lambda t: t.clone().requires_grad_(t.is_floating_point())  # noqa: E731
-    given = tree_map_only(Tensor, leaf, call)
-    outs = tree_leaves(run(**given) if isinstance(given, dict) else run(*given))
+    inputs = tree_map_only(Tensor, leaf, call)
+    outs = tree_leaves(run(**inputs) if isinstance(inputs, dict) else run(*inputs))
     numbers = torch.Generator().manual_seed(3)
     weights = [torch.randn(o.shape, generator=numbers, dtype=o.dtype).to(o) for o in outs]
     sum((o * w).sum() for o, w in zip(outs, weights, strict=True)).backward()
-    leaves = [*tree_leaves(given), *run.parameters()]
+    leaves = [*tree_leaves(inputs), *run.parameters()]
     grads = [t.grad.clone() for t in leaves if isinstance(t, Tensor) and t.grad is not None]
     return [*(o.detach() for o in outs), *grads, *(b.clone() for b in run.buffers())]
 
 
-def close(found: Iterable[Tensor], expected: Iterable[Tensor], tolerance: float = 1e-8) -> None:
+def close(actual: Iterable[Tensor], expected: Iterable[Tensor], tolerance: float = 1e-8) -> None:
     """Compare tensors, relative to the largest element of each."""
-    for one, other in zip(found, expected, strict=True):
+    for one, other in zip(actual, expected, strict=True):
         scale = max(float(other.detach().abs().max()) if other.numel() else 0.0, 1e-3)
         torch.testing.assert_close(one, other, rtol=0, atol=max(tolerance * scale, 1e-9))
 

@@ -149,17 +149,17 @@ def test_batch_norm_of_the_real_rows(rows, dtype, affine):
     one, two = x[:rows].clone().requires_grad_(), x.clone().requires_grad_()
     expected = F.batch_norm(one, *stats, weight, bias, True, 0.1, 1e-5)
     real = RealRows(700, torch.tensor(rows, device=DEVICE))
-    found = masked_batch_norm(two, real, *ours, weight, bias, 0.1, 1e-5)
+    actual = masked_batch_norm(two, real, *ours, weight, bias, 0.1, 1e-5)
     tolerance = 2e-4 if dtype == torch.float32 else 3e-2
-    near(found[:rows], expected, tolerance)
+    near(actual[:rows], expected, tolerance)
     near(ours[0], stats[0], tolerance)
     near(ours[1], stats[1], tolerance)
     grad = torch.randn_like(expected)
     leaves = [t for t in (weight, bias) if t is not None]
-    by = torch.zeros_like(found)
+    by = torch.zeros_like(actual)
     by[:rows] = grad
     wanted = torch.autograd.grad(expected, [one, *leaves], grad)
-    got = torch.autograd.grad(found, [two, *leaves], by)
+    got = torch.autograd.grad(actual, [two, *leaves], by)
     assert (got[0][rows:] == 0).all()
     scale = max(float(wanted[0].float().abs().max()), 1e-2)
     torch.testing.assert_close(got[0][:rows], wanted[0], rtol=0, atol=10 * tolerance * scale)

@@ -265,13 +265,13 @@ def test_a_tensor_that_is_given_twice(uncaptured, replayed):
     eager = conv(lambda self, x, edge_index, h: self.conv(x, edge_index) * h.sigmoid(), 6)
     fast = pyg_accel.graphed(copy.deepcopy(eager))
     for i in range(8):
-        found, (x, edge_index) = [], graph(30 + i)
+        actual, (x, edge_index) = [], graph(30 + i)
         for run in (eager, fast):
             leaf = x.clone().requires_grad_()
             out = run(leaf, edge_index, leaf)
             out.square().sum().backward()
-            found.append([out.detach(), leaf.grad])
-        close(found[1], found[0])
+            actual.append([out.detach(), leaf.grad])
+        close(actual[1], actual[0])
     replayed(5)
 
 

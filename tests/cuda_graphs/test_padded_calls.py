@@ -264,8 +264,8 @@ def test_inference(context, batches, replays):
     fast = pyg_accel.graphed(network)
     with context():
         pairs = [(network(**inputs), fast(**inputs)) for inputs in batches]
-    for expected, found in pairs:  # results of earlier calls are not overwritten
-        for one, two in zip(expected, found, strict=True):
+    for expected, actual in pairs:  # results of earlier calls are not overwritten
+        for one, two in zip(expected, actual, strict=True):
             torch.testing.assert_close(two, one)
             assert two.is_inference() == one.is_inference()
     assert replays() == len(batches) - 3
@@ -350,6 +350,6 @@ def test_gradients_add_up(none):
 def test_tensors_of_python_numbers_keep_their_values(value, options):
     expected = torch.tensor(value, **options)
     with Functions(CONSTANTS):
-        found = torch.tensor(value, **options)
-    assert torch.equal(found, expected) and found.dtype == expected.dtype
-    assert found.requires_grad == expected.requires_grad and found.is_leaf
+        actual = torch.tensor(value, **options)
+    assert torch.equal(actual, expected) and actual.dtype == expected.dtype
+    assert actual.requires_grad == expected.requires_grad and actual.is_leaf

@@ -38,10 +38,10 @@ def test_a_changed_model_is_recorded_again(replays):
     def run() -> None:
         for _ in range(6):
             torch.manual_seed(0)
-            found = fast(x)
+            actual = fast(x)
             torch.manual_seed(0)
-            torch.testing.assert_close(found, eager(x))
-            found.sum().backward()
+            torch.testing.assert_close(actual, eager(x))
+            actual.sum().backward()
 
     run()
     before = replays()

@@ -57,9 +57,9 @@ def test_a_step_leaves_padding_out_of_its_loss(loss, optimizer, batches, replays
     two = pyg_accel.graphed_step(stepper(model, loss, optimizer), modules=[model])
     for seed, inputs in enumerate(batches + batches):
         y = torch.randint(8, (len(inputs["x"]),), generator=torch.Generator().manual_seed(seed))
-        found, expected = two(**inputs, y=y), one(**inputs, y=y)
-        close(found, [t.detach() for t in expected])
-        assert not any(t.requires_grad for t in found)
+        actual, expected = two(**inputs, y=y), one(**inputs, y=y)
+        close(actual, [t.detach() for t in expected])
+        assert not any(t.requires_grad for t in actual)
     assert not reasons() and replays() >= 10
     for name, value in eager.state_dict().items():
         torch.testing.assert_close(model.state_dict()[name], value, rtol=1e-6, atol=1e-8)

@@ -40,8 +40,8 @@ def test_the_example_with_a_folder_goes_on_with_other_ranks(tmp_path):
     assert "epochs 0 to 20" in first
     again = started("examples/distributed_folder.py", "train", folder, ranks=3)
     assert "epochs 20 to 20" in again
-    found = [float(re.search(r"accuracy ([\d.]+)", text)[1]) for text in (first, again)]
-    assert found[0] == found[1] > 0.8
+    actual = [float(re.search(r"accuracy ([\d.]+)", text)[1]) for text in (first, again)]
+    assert actual[0] == actual[1] > 0.8
 
 
 @pytest.mark.full

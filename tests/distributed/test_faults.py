@@ -162,8 +162,8 @@ def called_with(device: torch.device, what: str) -> None:
     ],
 )
 def test_calls_with_other_edges_or_rows_raise(ranks, what, text):
-    for kind, found in ranks(2).errors(called_with, what=what):
-        assert kind == "NotDistributable" and text in found
+    for kind, actual in ranks(2).errors(called_with, what=what):
+        assert kind == "NotDistributable" and text in actual
 
 
 def test_without_a_process_group_the_error_says_how():
@@ -231,9 +231,9 @@ def spoil(folder: Path, how: str) -> None:
         size = col.stat().st_size
         col.write_bytes(b"\x80\x04" + b"x" * (size - 2))
     elif how == "other shape":
-        found = json.loads(meta.read_text())
-        found["arrays"]["col"]["shape"] = [10, 15]
-        meta.write_text(json.dumps(found))
+        actual = json.loads(meta.read_text())
+        actual["arrays"]["col"]["shape"] = [10, 15]
+        meta.write_text(json.dumps(actual))
     elif how == "bits":
         content = bytearray(col.read_bytes())
         content[-1] ^= 1
@@ -264,8 +264,8 @@ def test_a_damaged_folder_is_named(tmp_path, how, text):
 def test_a_damaged_folder_raises_the_same_error_on_every_rank(ranks, tmp_path):
     distributed.save(graph(), tmp_path / "stored")
     spoil(tmp_path / "stored", "cut off")
-    for kind, found in ranks(2).errors(from_folder, folder=str(tmp_path / "stored"), rows="all"):
-        assert kind == "NotDistributable" and "cut off" in found
+    for kind, actual in ranks(2).errors(from_folder, folder=str(tmp_path / "stored"), rows="all"):
+        assert kind == "NotDistributable" and "cut off" in actual
 
 
 def test_data_that_a_folder_cannot_store_is_refused(tmp_path):

@@ -272,9 +272,9 @@ def test_all_dtypes_come_back(tmp_path, dtype):
     distributed.save(data, tmp_path / "stored")
     back = distributed.load(tmp_path / "stored")
     for name in ("rows", "of_graph", "none"):
-        found, expected = back[name], data[name]
-        assert found.dtype == dtype and found.shape == expected.shape
-        assert torch.equal(*(t.reshape(-1).view(torch.uint8) for t in (found, expected)))
+        actual, expected = back[name], data[name]
+        assert actual.dtype == dtype and actual.shape == expected.shape
+        assert torch.equal(*(t.reshape(-1).view(torch.uint8) for t in (actual, expected)))
 
 
 NAMES = ["a/b", "..", "../up", "with space", "name.dot", "Ünï", "x" * 300, "nul\0", "new\nline"]

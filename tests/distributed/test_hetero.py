@@ -84,11 +84,11 @@ def stored(device: torch.device, folder: str, conv: str) -> None:
         assert sum(pyg_accel.distributed.total(e.size(0))
                    for e in share.edge_attr_dict.values()) == 90 * 3  # fmt: skip
         assert torch.equal(share["a"].y, data["a"].y) and share["a"].num_nodes < 30
-        found = run(spread, share)
+        actual = run(spread, share)
         for name, wanted in expected.items():
-            assert (wanted is None) == (found[name] is None), name
+            assert (wanted is None) == (actual[name] is None), name
             if wanted is not None:
-                torch.testing.assert_close(found[name], wanted, rtol=0, atol=1e-12)
+                torch.testing.assert_close(actual[name], wanted, rtol=0, atol=1e-12)
     finally:
         torch.set_default_dtype(torch.float32)
 
@@ -146,13 +146,13 @@ def compare(
         with pyg_accel.patched() if patched else torch.enable_grad():
             spread, share = pyg_accel.distribute(many, graph(), **options)
             for _ in range(3 if rewritten else 1):  # the first calls of layers are recorded
-                found = run(spread, share)
-        assert found.keys() == expected.keys()
+                actual = run(spread, share)
+        assert actual.keys() == expected.keys()
         for name, wanted in expected.items():
             if wanted is None:
-                assert found[name] is None, name
+                assert actual[name] is None, name
             else:
-                torch.testing.assert_close(found[name], wanted, rtol=0, atol=1e-12)
+                torch.testing.assert_close(actual[name], wanted, rtol=0, atol=1e-12)
         assert spread.wire.traffic["halo"].received > 0
     finally:
         torch.set_default_dtype(torch.float32)

@@ -116,8 +116,8 @@ class Twice(torch.nn.Module):
             return self.conv(h, data.pos, data.edge_index)
         if "signed" in self.more:
             return self.conv(h, data.edge_index, data.other_edge_index)
-        given = [data.edge_weight.sigmoid() if n == "edge_weight" else data[n] for n in self.more]
-        return self.conv(h, data.edge_index, *given)
+        inputs = [data.edge_weight.sigmoid() if n == "edge_weight" else data[n] for n in self.more]
+        return self.conv(h, data.edge_index, *inputs)
 
 
 def graph(device: torch.device) -> Data:
@@ -152,13 +152,13 @@ def run(model: torch.nn.Module, *args: Any) -> dict[str, Tensor]:
     return result
 
 
-def same(found: dict[str, Any], expected: dict[str, Any]) -> None:
-    assert found.keys() == expected.keys()
+def same(actual: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert actual.keys() == expected.keys()
     for name, wanted in expected.items():
-        assert (wanted is None) == (found[name] is None), name
+        assert (wanted is None) == (actual[name] is None), name
         if wanted is not None:
             limit = 1e-12 * max(float(wanted.abs().max()) if wanted.numel() else 0, 1)
-            torch.testing.assert_close(found[name], wanted, rtol=0, atol=limit,
+            torch.testing.assert_close(actual[name], wanted, rtol=0, atol=limit,
                                        msg=lambda t, n=name: f"{n}: {t}")  # fmt: skip
 
 
@@ -261,10 +261,10 @@ def compare_model(
         settings.always = True
         with pyg_accel.patched() if patched else torch.enable_grad():
             spread, share = pyg_accel.distribute(many, data)
-            found = [run(spread, share) for _ in range(2)]
+            actual = [run(spread, share) for _ in range(2)]
             spread.eval()
-            found += [run(spread, share)]
-        for ours, wanted in zip(found, expected, strict=True):
+            actual += [run(spread, share)]
+        for ours, wanted in zip(actual, expected, strict=True):
             same(ours, wanted)
     finally:
         torch.set_default_dtype(torch.float32)
@@ -304,16 +304,16 @@ def test_maxk_layers_exchange_compressed_rows(two, layer):
 
 def half(device: torch.device) -> tuple[float, int, int]:
     torch.manual_seed(1)
-    plain, found = nn.SAGEConv(F, F), {}
+    plain, actual = nn.SAGEConv(F, F), {}
     for dtype in (None, torch.bfloat16):
         data = graph(device)
         data.x = data.x.float()
         model, share = pyg_accel.distribute(copy.deepcopy(plain), data, wire_dtype=dtype)
         out = model(torch.nn.functional.relu(share.x), share.edge_index)
         out.sum().backward()
-        found[dtype] = out.detach(), model.wire.traffic["halo"].received
-    difference = (found[None][0] - found[torch.bfloat16][0]).abs().max()
-    return float(difference), found[None][1], found[torch.bfloat16][1]
+        actual[dtype] = out.detach(), model.wire.traffic["halo"].received
+    difference = (actual[None][0] - actual[torch.bfloat16][0]).abs().max()
+    return float(difference), actual[None][1], actual[torch.bfloat16][1]
 
 
 def test_bfloat16_halves_the_bytes_sent(two):

@@ -72,12 +72,12 @@ def trained(model: Any, data: Data, loss: Any, steps: int = 3) -> dict[str, Tens
     return {name: t.detach().cpu().clone() for name, t in result.items()}
 
 
-def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    assert found.keys() == expected.keys()
+def assert_same(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert actual.keys() == expected.keys()
     for name, wanted in expected.items():
         largest = float(wanted.abs().max()) if wanted.numel() else 0.0
         limit = (1e-10 if name.startswith("after") else 1e-12) * max(largest, 1.0)
-        torch.testing.assert_close(found[name], wanted, rtol=0, atol=limit,
+        torch.testing.assert_close(actual[name], wanted, rtol=0, atol=limit,
                                    msg=lambda text, name=name: f"{name}: {text}")  # fmt: skip
 
 
@@ -93,16 +93,16 @@ def compare(device: torch.device, model: str, name: str, patched: bool, **option
     try:
         spread, share = pyg_accel.distribute(many, graph(name), **options)
         if options.get("rows") == "own":
-            found = trained(spread, share, own_loss)
+            actual = trained(spread, share, own_loss)
             expected["output"] = expected["output"][share.n_id.cpu()]
             expected["after output"] = expected["after output"][share.n_id.cpu()]
         else:
-            found = trained(spread, share, loss_of)
+            actual = trained(spread, share, loss_of)
     finally:
         if handle is not None:
             handle.remove()
         torch.set_default_dtype(torch.float32)
-    assert_same(found, expected)
+    assert_same(actual, expected)
     if name == "random" and not isinstance(options.get("partition"), Tensor):
         assert spread.wire.traffic["halo"].received > 0
     dist.barrier()
@@ -157,10 +157,10 @@ def at_defaults(device: torch.device, model: str, uneven: bool) -> bool:
     pyg_accel.reset_report()
     with pyg_accel.patched():
         spread, share = pyg_accel.distribute(many, data, partition=parts)
-        found = spread(share.x, share.edge_index)
-        loss_of(found, share).backward()
+        actual = spread(share.x, share.edge_index)
+        loss_of(actual, share).backward()
     loss_of(expected, whole).backward()
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
     for p, q in zip(many.parameters(), alone.parameters(), strict=True):
         torch.testing.assert_close(p.grad, q.grad, rtol=1e-3, atol=1e-5)
     return all(row.formula for row in call_report.report().rows)

@@ -114,21 +114,21 @@ def compare(
         with torch.no_grad():
             model(*arguments(layer, data))
         many = copy.deepcopy(model)
-        given = arguments(layer, data)
-        expected = [run(model, *given) for _ in range(3)]
-        fast = pyg_accel.optimize(many, *given, train=True)
+        inputs = arguments(layer, data)
+        expected = [run(model, *inputs) for _ in range(3)]
+        fast = pyg_accel.optimize(many, *inputs, train=True)
         spread, share = pyg_accel.distribute(fast, graph(device), **(options or {}))
-        given = arguments(layer, share)
+        inputs = arguments(layer, share)
         (conv,) = rewritten_layers(fast).values()
         conv.decisions.clear()
         received = []
         for wanted in expected:  # the first is recorded, what the second keeps serves the third
-            same(run(spread, *given), wanted)
+            same(run(spread, *inputs), wanted)
             received.append(spread.wire.traffic["halo"].received)
             spread.wire.traffic["halo"].received = 0
         with torch.no_grad():
             wanted = model.eval()(*arguments(layer, data))
-            torch.testing.assert_close(spread.eval()(*given), wanted, rtol=0, atol=1e-12)
+            torch.testing.assert_close(spread.eval()(*inputs), wanted, rtol=0, atol=1e-12)
         halo = int((share.edge_index[0].unique() >= share.num_nodes).sum())
         return {
             "tree": str(conv.decisions[-1].choice.tree) if conv.decisions else "",
@@ -144,9 +144,9 @@ def compare(
 )
 @pytest.mark.parametrize("layer", LAYERS)
 def test_a_rewritten_layer_on_two_ranks_is_that_of_one_process(two, layer, first):
-    found = two(compare, layer=layer, first=first)
-    assert found[0]["tree"] and found[0]["tree"] == found[1]["tree"]
-    assert not any(each["reasons"] for each in found)
+    actual = two(compare, layer=layer, first=first)
+    assert actual[0]["tree"] and actual[0]["tree"] == actual[1]["tree"]
+    assert not any(each["reasons"] for each in actual)
 
 
 @pytest.mark.one_of(2)
@@ -166,8 +166,8 @@ UNEVEN = [torch.ones(30, dtype=torch.int64), (torch.arange(30) > 0).long()]
                          ids=["an empty rank", "a rank of one node"])  # fmt: skip
 @pytest.mark.parametrize("layer", ["GCN", "SAGE", "MaxK"])
 def test_uneven_ranks_run_the_same_tree(two, layer, parts):
-    found = two(compare, layer=layer, first=False, options={"partition": parts})
-    assert found[0]["tree"] and found[0]["tree"] == found[1]["tree"]
+    actual = two(compare, layer=layer, first=False, options={"partition": parts})
+    assert actual[0]["tree"] and actual[0]["tree"] == actual[1]["tree"]
 
 
 def widths(device: torch.device, into: int, out: int) -> tuple[int, int]:
@@ -191,17 +191,17 @@ def widths(device: torch.device, into: int, out: int) -> tuple[int, int]:
 
 @pytest.mark.parametrize(("into", "out"), [(128, 8), (8, 128)])
 def test_the_narrower_of_x_and_xw_travels(two, into, out):
-    found = two(widths, into=into, out=out)
-    rows = sum(halo for _, halo in found)
+    actual = two(widths, into=into, out=out)
+    rows = sum(halo for _, halo in actual)
     assert rows > 1000
-    assert sum(received for received, _ in found) == 2 * rows * 4 * min(into, out)  # and back
+    assert sum(received for received, _ in actual) == 2 * rows * 4 * min(into, out)  # and back
 
 
 def test_features_that_stay_are_exchanged_and_aggregated_once(two):
-    for found in two(compare, layer="GCN wide", first=True):
-        columns = found["received"][1] / (8 * found["halo"])
+    for actual in two(compare, layer="GCN wide", first=True):
+        columns = actual["received"][1] / (8 * actual["halo"])
         assert columns in (F, F + 1)  # with degrees, where the tree scales edges by them
-        assert found["received"][2] == 0
+        assert actual["received"][2] == 0
 
 
 def steps(device: torch.device, compiled: bool) -> str:
@@ -216,9 +216,9 @@ def steps(device: torch.device, compiled: bool) -> str:
         for layer in rewritten_layers(fast).values():
             layer.decisions.clear()
         run = torch.compile(spread, backend="eager") if compiled else spread
-        found = MODELS.trained(run, share, MODELS.loss_of)
-        found = {name.replace("_orig_mod.module.", ""): t for name, t in found.items()}
-        MODELS.assert_same(found, expected)
+        actual = MODELS.trained(run, share, MODELS.loss_of)
+        actual = {name.replace("_orig_mod.module.", ""): t for name, t in actual.items()}
+        MODELS.assert_same(actual, expected)
         plan = str(pyg_accel.plan(fast))
         assert "exchange hx" in plan and "h = " in plan
         layers = rewritten_layers(fast).values()
@@ -255,9 +255,9 @@ def of_one_size(device: torch.device) -> tuple[list[int], int]:
         targets = torch.cat([nodes, nodes[:10]])
         data["a", "s", "a"].edge_index = torch.stack([torch.randint(20, (30,)), targets])
         data, model = data.to(device), Shared().to(device)
-        given = data.x_dict, data.edge_index_dict
-        fast = pyg_accel.optimize(copy.deepcopy(model), *given, train=True)
-        expected = model(*given)
+        inputs = data.x_dict, data.edge_index_dict
+        fast = pyg_accel.optimize(copy.deepcopy(model), *inputs, train=True)
+        expected = model(*inputs)
         (conv,) = rewritten_layers(fast).values()
         conv.decisions.clear()
         spread, share = pyg_accel.distribute(fast, data, partition={"a": (nodes >= 10).long()})

@@ -26,10 +26,10 @@ def blocks(nodes: int = 400, edges: int = 6000) -> torch.Tensor:
 def test_it_finds_parts_of_equal_work():
     pytest.importorskip("pymetis")
     edges = blocks()
-    found = partition(edges, 400, 4, "metis")
-    assert torch.equal(found.order.sort().values, torch.arange(400))
+    actual = partition(edges, 400, 4, "metis")
+    assert torch.equal(actual.order.sort().values, torch.arange(400))
     rank = torch.empty(400, dtype=torch.int64)
-    rank[found.order] = torch.repeat_interleave(torch.arange(4), found.cuts.diff())
+    rank[actual.order] = torch.repeat_interleave(torch.arange(4), actual.cuts.diff())
     work = torch.bincount(rank, torch.bincount(edges[1], minlength=400) + ROW, minlength=4)
     assert float(work.max() / work.mean()) < 1.1
     assert float((rank[edges[0]] != rank[edges[1]]).float().mean()) < 0.1
@@ -38,9 +38,9 @@ def test_it_finds_parts_of_equal_work():
 @pytest.mark.parametrize(("nodes", "edges", "ranks"), [(0, 0, 2), (3, 0, 2), (5, 9, 1), (2, 3, 4)])
 def test_small_graphs_are_cut_too(nodes, edges, ranks):
     pytest.importorskip("pymetis")
-    found = partition(torch.zeros(2, edges, dtype=torch.int64), nodes, ranks, "metis")
-    assert found.order.numel() == nodes and found.cuts.numel() == ranks + 1
-    assert int(found.cuts[-1]) == nodes
+    actual = partition(torch.zeros(2, edges, dtype=torch.int64), nodes, ranks, "metis")
+    assert actual.order.numel() == nodes and actual.cuts.numel() == ranks + 1
+    assert int(actual.cuts[-1]) == nodes
 
 
 def trained(device: torch.device) -> None:
@@ -48,8 +48,8 @@ def trained(device: torch.device) -> None:
     model = nn.GCN(8, 8, 2, 3).double().to(device)
     expected = model(data.x, data.edge_index)
     spread, share = pyg_accel.distribute(copy.deepcopy(model), data, partition="metis")
-    found = spread(share.x, share.edge_index)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    actual = spread(share.x, share.edge_index)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
 
 
 def test_all_ranks_use_its_parts(two):

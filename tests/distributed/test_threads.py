@@ -50,8 +50,8 @@ def run(model: Any, data: Data) -> list[Tensor]:
     return [out.detach(), *(p.grad for p in model.parameters())]
 
 
-def same(found: list[Tensor], wanted: list[Tensor]) -> None:
-    for one, other in zip(found, wanted, strict=True):
+def same(actual: list[Tensor], wanted: list[Tensor]) -> None:
+    for one, other in zip(actual, wanted, strict=True):
         limit = 1e-12 * max(float(other.abs().max()), 1)
         torch.testing.assert_close(one, other, rtol=0, atol=limit)
 

@@ -35,11 +35,11 @@ def gradients(model: Any, data: Data, times: int = 1) -> dict[str, Tensor]:
     }
 
 
-def same(found: dict[str, Tensor], expected: dict[str, Tensor], limit: float = 1e-12) -> None:
-    assert found.keys() == expected.keys()
+def same(actual: dict[str, Tensor], expected: dict[str, Tensor], limit: float = 1e-12) -> None:
+    assert actual.keys() == expected.keys()
     for name, wanted in expected.items():
         scale = max(float(wanted.abs().max()), 1.0)
-        torch.testing.assert_close(found[name], wanted, rtol=0, atol=limit * scale)
+        torch.testing.assert_close(actual[name], wanted, rtol=0, atol=limit * scale)
 
 
 def pair(device: torch.device, dtype: torch.dtype = torch.float64) -> tuple[Any, Any]:
@@ -97,11 +97,11 @@ def autocast(device: torch.device) -> None:
         expected = alone(data.x, data.edge_index)
     spread, share = pyg_accel.distribute(many, data)
     with pyg_accel.patched(), torch.autocast(device.type, torch.bfloat16):
-        found = spread(share.x, share.edge_index)
-        loss = torch.nn.functional.cross_entropy(found.float(), share.y)
+        actual = spread(share.x, share.edge_index)
+        loss = torch.nn.functional.cross_entropy(actual.float(), share.y)
     loss.backward()
-    assert found.dtype == expected.dtype
-    torch.testing.assert_close(found.float(), expected.float(), rtol=0.05, atol=0.05)
+    assert actual.dtype == expected.dtype
+    torch.testing.assert_close(actual.float(), expected.float(), rtol=0.05, atol=0.05)
     assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in many.parameters())
 
 
@@ -225,10 +225,10 @@ def changed(device: torch.device) -> None:
             spread(share.x, share.edge_index)
             calls.append(halo["halo"].calls)
         share.x.mul_(2)
-        found = spread(share.x, share.edge_index)
+        actual = spread(share.x, share.edge_index)
     assert calls == [2, 3, 4]  # the second layer's, and once the first's
     assert halo["halo"].calls == 6
-    torch.testing.assert_close(found, alone(data.x * 2, data.edge_index), rtol=0, atol=1e-12)
+    torch.testing.assert_close(actual, alone(data.x * 2, data.edge_index), rtol=0, atol=1e-12)
 
 
 def test_features_that_stay_are_exchanged_once(two):
@@ -246,10 +246,10 @@ def left(device: torch.device) -> bool:
     assert overrides.installed() and "halos" in api.installed
     del spread, share
     gc.collect()
-    found = overrides.installed() or bool(api.installed)
+    actual = overrides.installed() or bool(api.installed)
     x = torch.ones(3, 2)
     assert torch.equal(nn.global_add_pool(x, None), x.sum(0, keepdim=True))
-    return found
+    return actual
 
 
 @pytest.mark.full

@@ -68,9 +68,9 @@ def test_formulas_are_hashable_and_operands_come_in_the_order_of_reading(formula
     assert map_operands(formula, lambda o: o) == formula
     text = str(formula)
     for operand in operands_of(formula):
-        found = text.find(str(operand))
-        assert found >= 0
-        text = text[found + len(str(operand)) :]
+        actual = text.find(str(operand))
+        assert actual >= 0
+        text = text[actual + len(str(operand)) :]
 
 
 @pytest.mark.parametrize(
@@ -193,8 +193,8 @@ def test_the_gradient_of_a_message_equals_autograd(text):
         if wanted is None:
             assert right is None or not bool(right.any())
             continue
-        found = evaluate(wanted, [*given_, seed], place).expand(5, 1, 4)
-        torch.testing.assert_close(found, torch.zeros_like(found) if right is None else right)
+        actual = evaluate(wanted, [*given_, seed], place).expand(5, 1, 4)
+        torch.testing.assert_close(actual, torch.zeros_like(actual) if right is None else right)
 
 
 @pytest.mark.one_of(3)
@@ -224,11 +224,11 @@ def test_the_gradient_of_a_message_whose_operands_broadcast_equals_autograd(text
         wanted = gradient(formula, index, Operand("e", 3), shapes)
         if wanted is None or not out.requires_grad:
             continue
-        found = evaluate(wanted, [*given_, seed], place)
+        actual = evaluate(wanted, [*given_, seed], place)
         if index in narrow:  # as kernels do
-            found = found.sum(-1, keepdim=True)
+            actual = actual.sum(-1, keepdim=True)
         (right,) = torch.autograd.grad(out, operand, seed, retain_graph=True)
-        torch.testing.assert_close(found.expand_as(right), right)
+        torch.testing.assert_close(actual.expand_as(right), right)
 
 
 @pytest.mark.parametrize(
@@ -251,9 +251,9 @@ def test_an_operand_that_does_not_matter_has_no_gradient():
 
 def test_numbers_keep_every_digit():
     for value in (0.1, 1e-300, -1.5e300, math.pi, 5e-324, -0.0):
-        found = parse(str(Const(value)))
-        assert found.value == value
-        assert math.copysign(1, found.value) == math.copysign(1, value)
+        actual = parse(str(Const(value)))
+        assert actual.value == value
+        assert math.copysign(1, actual.value) == math.copysign(1, value)
 
 
 def test_zeros_of_two_signs_are_two_numbers():
@@ -279,7 +279,7 @@ def test_threads_parse_at_the_same_time() -> None:
     gc.callbacks.append(switch)
     try:
         with ThreadPoolExecutor(8) as pool:
-            assert [len(found) for found in pool.map(read, range(1, 9))] == [100] * 8
+            assert [len(actual) for actual in pool.map(read, range(1, 9))] == [100] * 8
     finally:
         gc.callbacks.remove(switch)
         gc.set_threshold(*thresholds)

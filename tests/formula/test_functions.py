@@ -36,9 +36,9 @@ def outcome(function, inputs):
     if not out.requires_grad:  # constant almost everywhere
         return [out, *map(torch.zeros_like, inputs)]
     seed = torch.linspace(0.5, 2, out.numel(), dtype=out.dtype).view_as(out)
-    found = torch.autograd.grad(out, inputs, seed, allow_unused=True)
+    actual = torch.autograd.grad(out, inputs, seed, allow_unused=True)
     return [out, *(torch.zeros_like(t) if g is None else g
-                   for t, g in zip(inputs, found, strict=True))]  # fmt: skip
+                   for t, g in zip(inputs, actual, strict=True))]  # fmt: skip
 
 
 @pytest.mark.each
@@ -53,9 +53,9 @@ def test_every_function_and_its_gradient_are_those_of_torch(name, backend, dtype
     given = (PARAMETERS[name],) if function.parameter else ()
     expected = outcome(lambda *args: function.torch(*args, *given), inputs)
     with use_backend(backend):
-        found = outcome(lambda *args: ops.gspmm(graph, formula_of(name), [*args]), inputs)
+        actual = outcome(lambda *args: ops.gspmm(graph, formula_of(name), [*args]), inputs)
     tolerance = 1e-12 if dtype == torch.float64 else 3e-6
-    for mine, theirs in zip(found, expected, strict=True):
+    for mine, theirs in zip(actual, expected, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=tolerance, atol=tolerance)
 
 
@@ -66,8 +66,8 @@ def test_what_is_not_a_number_stays_so(name, backend):
     inputs = [nan, one][: 1 + (name in BINARY)]
     graph = Graph.from_edge_index(torch.tensor([[0, 1], [0, 1]]))
     with use_backend(backend):
-        found = ops.gspmm(graph, formula_of(name), inputs)
-    torch.testing.assert_close(found, FUNCTIONS[name].torch(*inputs), equal_nan=True)
+        actual = ops.gspmm(graph, formula_of(name), inputs)
+    torch.testing.assert_close(actual, FUNCTIONS[name].torch(*inputs), equal_nan=True)
 
 
 @pytest.mark.parametrize("backend", ["reference", "cpu", "triton"])
@@ -75,8 +75,8 @@ def test_where_takes_nothing_from_the_side_that_is_not_chosen(backend):
     a, b = torch.tensor([[torch.inf], [2.0]]), torch.tensor([[1.0], [torch.nan]])
     graph = Graph.from_edge_index(torch.tensor([[0, 1], [0, 1]]))
     with use_backend(backend):
-        found = ops.gspmm(graph, "where(e2,u0,v1)", [a, b, torch.tensor([[0.0], [1.0]])])
-    assert found.flatten().tolist() == [1.0, 2.0]
+        actual = ops.gspmm(graph, "where(e2,u0,v1)", [a, b, torch.tensor([[0.0], [1.0]])])
+    assert actual.flatten().tolist() == [1.0, 2.0]
 
 
 def test_the_cpu_kernels_have_the_table():

@@ -40,14 +40,14 @@ def by_definition(csr: CSR) -> Iterator[Shared]:
 @pytest.mark.parametrize("name", ["one-edge", "directed", "empty-rows", "bipartite", "duplicates"])
 def test_what_rows_share_is_told_as_it_is_defined(name):
     csr = graph_of(name).csr()
-    for found, right in zip(reuse_of(csr), by_definition(csr), strict=True):
-        assert found == pytest.approx(right, abs=6e-4)
+    for actual, right in zip(reuse_of(csr), by_definition(csr), strict=True):
+        assert actual == pytest.approx(right, abs=6e-4)
 
 
 def test_entries_a_column_are_told_by_height():
-    found = per_column(reuse_of(graph_of("directed").csr()))
-    assert len(found) == len(HEIGHTS)
-    assert 1 <= found[0] < found[1] < found[2]
+    actual = per_column(reuse_of(graph_of("directed").csr()))
+    assert len(actual) == len(HEIGHTS)
+    assert 1 <= actual[0] < actual[1] < actual[2]
     assert per_column(()) == ()
     many = Graph.from_edge_index(torch.zeros(2, 5000, dtype=torch.long))  # copies of one edge
     assert per_column(reuse_of(many.csr())) == (1000.0,) * 3
@@ -72,8 +72,8 @@ def test_an_estimate_from_some_windows_is_close():
     source = block.repeat_interleave(8) + within
     target = torch.arange(block.numel()).repeat_interleave(8)
     csr = Graph.from_edge_index(torch.stack([source, target])).csr()
-    for found, right in zip(reuse_of(csr), by_definition(csr), strict=True):
-        assert found == pytest.approx(right, rel=0.05)
+    for actual, right in zip(reuse_of(csr), by_definition(csr), strict=True):
+        assert actual == pytest.approx(right, rel=0.05)
 
 
 def test_what_rows_share_is_told_of_graphs_that_are_used_again_and_again():

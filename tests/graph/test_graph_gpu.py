@@ -42,8 +42,8 @@ def arrays_of(graph: Graph) -> dict[str, Tensor]:
     return {name: array for name, array in arrays.items() if array is not None}
 
 
-def check_same(found: Graph, expected: Graph) -> None:
-    ours, theirs = arrays_of(found), arrays_of(expected)
+def check_same(actual: Graph, expected: Graph) -> None:
+    ours, theirs = arrays_of(actual), arrays_of(expected)
     assert list(ours) == list(theirs)
     for name, array in ours.items():
         assert array.is_cuda
@@ -52,8 +52,8 @@ def check_same(found: Graph, expected: Graph) -> None:
 
 
 def check(edges: Tensor, size: tuple[int, int], flow: str = "source_to_target") -> None:
-    found = Graph.from_edge_index(edges.cuda(), size, flow)
-    check_same(found, Graph.from_edge_index(edges, size, flow))
+    actual = Graph.from_edge_index(edges.cuda(), size, flow)
+    check_same(actual, Graph.from_edge_index(edges, size, flow))
 
 
 def random(rows: int, cols: int, count: int, dtype: torch.dtype = torch.int64) -> Tensor:
@@ -125,8 +125,8 @@ def test_a_matrix_keeps_its_dtype_when_it_is_transposed(dtype, native):
 )
 def test_edge_lists_may_lie_in_any_way(lay, dtype, native):
     edges = random(500, 400, 20_000, dtype)
-    found = Graph.from_edge_index(lay(edges.cuda()), (400, 500))
-    check_same(found, Graph.from_edge_index(lay(edges), (400, 500)))
+    actual = Graph.from_edge_index(lay(edges.cuda()), (400, 500))
+    check_same(actual, Graph.from_edge_index(lay(edges), (400, 500)))
 
 
 @pytest.mark.parametrize("count", [7000, 90_000])

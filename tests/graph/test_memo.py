@@ -67,10 +67,10 @@ def test_anything_else_is_computed_anew(change, counted):
     first = [out.clone() for out in remembered(counted, t, 3)]
     ANEW[change](counted, t)
     assert counted.calls == 2
-    found = remembered(counted, t, 3)
-    assert not any(out.requires_grad for out in found)
+    actual = remembered(counted, t, 3)
+    assert not any(out.requires_grad for out in actual)
     if change != "changed in place":
-        torch.testing.assert_close(list(found), first)
+        torch.testing.assert_close(list(actual), first)
 
 
 def test_numbers_that_are_equal_are_not_the_same_argument():
@@ -90,7 +90,7 @@ def norm(t: Tensor) -> tuple[Tensor, Tensor]:
 
 def test_a_result_in_the_memory_of_an_argument_is_not_kept():
     edges = torch.randint(0, 9, (2, 20))
-    remembered(lambda given: given.detach(), edges)
+    remembered(lambda inputs: inputs.detach(), edges)
     assert not results()
 
 

@@ -36,13 +36,13 @@ def test_autocast_gives_the_dtype_that_pyg_gives(name, bias, width, k):
     exact = theirs(MaxK(k)(x), edge_index)
     allowed = {"rtol": 2e-2, "atol": 2e-2 * float(exact.detach().abs().max())}
     with torch.autocast("cpu", torch.bfloat16):
-        found, right = ours(x, edge_index), theirs(MaxK(k)(x), edge_index)
+        actual, right = ours(x, edge_index), theirs(MaxK(k)(x), edge_index)
         half = x.bfloat16()
         found_half, right_half = ours(half, edge_index), theirs(MaxK(k)(half), edge_index)
-    assert found.dtype == right.dtype
-    torch.testing.assert_close(found.float(), exact, **allowed)
+    assert actual.dtype == right.dtype
+    torch.testing.assert_close(actual.float(), exact, **allowed)
     torch.testing.assert_close(found_half, right_half, **allowed)
-    found.float().sum().backward()
+    actual.float().sum().backward()
     assert x.grad.dtype == torch.float32
 
 
@@ -56,8 +56,8 @@ def test_weights_of_edges_widen_the_result_as_in_pyg(width, dtype, autocast):
     x, edge_index = torch.randn(NODES, WIDTH), torch.randint(NODES, (2, EDGES))
     weight = torch.rand(EDGES, dtype=dtype)
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        found = ours(x, edge_index, weight)
+        actual = ours(x, edge_index, weight)
         right = theirs(MaxK(4)(x), edge_index, weight)
-    assert found.dtype == right.dtype == dtype
+    assert actual.dtype == right.dtype == dtype
     allowed = 2e-2 if autocast else 1e-5
-    torch.testing.assert_close(found, right, rtol=allowed, atol=allowed)
+    torch.testing.assert_close(actual, right, rtol=allowed, atol=allowed)

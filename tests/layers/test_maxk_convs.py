@@ -67,8 +67,8 @@ def assert_same(
     out: Tensor, truth: Tensor, layers: tuple[torch.nn.Module, ...], *inputs: Tensor
 ) -> None:
     torch.testing.assert_close(out, truth, rtol=TOLERANCE, atol=TOLERANCE)
-    found, expected = (gradients(t, m, *inputs) for t, m in zip((out, truth), layers, strict=True))
-    for ours, stock in zip(found, expected, strict=True):
+    actual, expected = (gradients(t, m, *inputs) for t, m in zip((out, truth), layers, strict=True))
+    for ours, stock in zip(actual, expected, strict=True):
         if stock is None:
             assert ours is None or not ours.any()
         else:
@@ -220,8 +220,8 @@ def test_the_bracketing_is_the_cheaper_one(kind, formula, report_of):
     x, edge_index = features(), edges()
     for hidden in (2, 64):
         kind(F, hidden, k=K).double()(x, edge_index)
-    found = {row.formula for row in report_of()}
-    assert found == {formula.format("u0"), formula.format("maxk(u0,2)")}
+    actual = {row.formula for row in report_of()}
+    assert actual == {formula.format("u0"), formula.format("maxk(u0,2)")}
 
 
 @pytest.mark.parametrize("options", [{}, {"aggr": "sum"}, {"bias": False}, {"normalize": True}])
@@ -353,9 +353,9 @@ def test_wrong_arguments_raise_the_errors_of_pyg():
         hidden = (masked(x), None) if isinstance(given, tuple) else masked(x)
         with pytest.raises(Exception) as expected:
             stock(hidden, *others)
-        with pytest.raises(expected.type) as found:
+        with pytest.raises(expected.type) as actual:
             ours(given, *others)
-        assert str(found.value) == str(expected.value)
+        assert str(actual.value) == str(expected.value)
 
 
 @pytest.mark.parametrize("kind", ["SAGE", "GCN", "GIN"])

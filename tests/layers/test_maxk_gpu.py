@@ -40,8 +40,8 @@ def gradients(out, layer, x):
     return torch.autograd.grad(out.square().mean(), [x, *layer.parameters()])
 
 
-def assert_close(found, truth):
-    for ours, stock in zip(found, truth, strict=True):
+def assert_close(actual, truth):
+    for ours, stock in zip(actual, truth, strict=True):
         torch.testing.assert_close(
             ours.detach(),
             stock.detach(),
@@ -103,5 +103,5 @@ def test_compiled_whole(kind):
     if kind == "GCN":
         ours.normalize = False  # PyG's self-loops are a mask, whose size no graph can know
     out = ours(x, edge_index)
-    found = torch.compile(ours, fullgraph=True)(x, edge_index)
-    assert_close([found, *gradients(found, ours, x)], [out, *gradients(out, ours, x)])
+    actual = torch.compile(ours, fullgraph=True)(x, edge_index)
+    assert_close([actual, *gradients(actual, ours, x)], [out, *gradients(out, ours, x)])

@@ -90,11 +90,11 @@ def test_compiled_whole_and_for_other_sizes(kind):
     for nodes in (N, 17, 41):
         x = torch.randn(nodes, F, dtype=torch.float64, requires_grad=True)
         edge_index = torch.randint(nodes, (2, 3 * nodes))
-        found, truth = compiled(x, edge_index), ours(x, edge_index)
-        torch.testing.assert_close(found, truth)
+        actual, truth = compiled(x, edge_index), ours(x, edge_index)
+        torch.testing.assert_close(actual, truth)
         leaves = (x, *ours.parameters())
         torch.testing.assert_close(
-            torch.autograd.grad(found.sum(), leaves), torch.autograd.grad(truth.sum(), leaves)
+            torch.autograd.grad(actual.sum(), leaves), torch.autograd.grad(truth.sum(), leaves)
         )
     torch.compiler.reset()
 
@@ -104,8 +104,8 @@ def test_a_gcn_with_its_cached_graph_compiles_whole():
     torch.compiler.reset()
     conv, x, edge_index = MaxKGCNConv(F, 40, cached=True, k=K), torch.randn(N, F), edges()
     truth = conv(x, edge_index)
-    found = torch.compile(conv, fullgraph=True, backend="aot_eager")(x, edge_index)
-    torch.testing.assert_close(found, truth)
+    actual = torch.compile(conv, fullgraph=True, backend="aot_eager")(x, edge_index)
+    torch.testing.assert_close(actual, truth)
     torch.compiler.reset()
 
 

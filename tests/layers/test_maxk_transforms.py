@@ -76,10 +76,10 @@ def inputs() -> tuple[Tensor, Tensor]:
 def of_parameters(layer: torch.nn.Module, x: Tensor, edge_index: Tensor) -> Any:
     """Gradients of parameters, by a functional call."""
     named = dict(layer.named_parameters())
-    found = func.grad(
+    actual = func.grad(
         lambda values: func.functional_call(layer, values, (x, edge_index)).square().sum()
     )(named)
-    return [found[name] for name in named]
+    return [actual[name] for name in named]
 
 
 def dual(layer: torch.nn.Module, x: Tensor, edge_index: Tensor) -> Any:
@@ -112,10 +112,10 @@ def test_transforms_equal_pygs_on_masked_features(pair, name, patched):
     ours, stock = pair
     x, edge_index = inputs()
     with pyg_accel.patched() if patched else nullcontext():
-        found = TRANSFORMS[name](ours, x, edge_index)
+        actual = TRANSFORMS[name](ours, x, edge_index)
         expected = TRANSFORMS[name](stock, x, edge_index)
-        assert type(found) is type(expected)
-        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+        assert type(actual) is type(expected)
+        torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(ours(x, edge_index), stock(x, edge_index))  # by kernels again
 
 
@@ -138,8 +138,8 @@ def test_compiled_forms_equal_pygs_on_masked_features(pair, how, patched):
             torch.jit.save(compiled, file)
             compiled = torch.jit.load(io.BytesIO(file.getvalue()))
         for values in (x, -x):  # others are selected
-            found, expected = compiled(values, edge_index), stock(values, edge_index)
-            torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+            actual, expected = compiled(values, edge_index), stock(values, edge_index)
+            torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-12)
 
 
 def test_a_trace_serves_graphs_of_other_sizes(pair):
@@ -170,8 +170,8 @@ def test_maxk_of_a_projection_is_scripted_and_differentiated():
     torch.testing.assert_close(torch.jit.script(ours)(x, edge_index), expected)
     of_x = x.clone().requires_grad_()
     ours(of_x, edge_index).square().sum().backward()
-    found = func.grad(lambda t: ours(t, edge_index).square().sum())(x)
-    torch.testing.assert_close(found, of_x.grad)
+    actual = func.grad(lambda t: ours(t, edge_index).square().sum())(x)
+    torch.testing.assert_close(actual, of_x.grad)
 
 
 @pytest.mark.parametrize("make", [lambda: MaxK(K), lambda: MaxK(F + 2)], ids=["k", "all"])

@@ -369,9 +369,9 @@ def test_samplers_of_users_are_left_alone(make, loader):
 
     expected = batches()
     with pyg_accel.patched(loader=loader):
-        found = batches()
-    assert len(found) == len(expected) == 5
-    for ours, stock in zip(found, expected, strict=True):
+        actual = batches()
+    assert len(actual) == len(expected) == 5
+    for ours, stock in zip(actual, expected, strict=True):
         assert ours.keys() == stock.keys() and torch.equal(ours["x"], stock["x"])
 
 

@@ -134,9 +134,9 @@ def test_the_time_of_a_seed_is_its_nodes_by_default():
     torch.manual_seed(1)
     by_default = sampler._sample(seeds)
     torch.manual_seed(1)
-    given = sampler._sample(seeds, sampler.node_time[seeds])
-    assert by_default.node.tolist() == given.node.tolist()
-    assert by_default.edge.tolist() == given.edge.tolist()
+    inputs = sampler._sample(seeds, sampler.node_time[seeds])
+    assert by_default.node.tolist() == inputs.node.tolist()
+    assert by_default.edge.tolist() == inputs.edge.tolist()
 
 
 @pytest.mark.parametrize("options", [{}, {"replace": True}, {"weight_attr": "weight"},
@@ -196,8 +196,8 @@ def test_edges_and_pairs_are_drawn_uniformly(degree: int, k: int):
     assert scaled < chi_square_limit(degree - 1)
     if k == 3:
         triples = Counter(map(tuple, sets.tolist()))
-        found = [triples[triple] for triple in combinations(range(degree), k)]
-        assert p_value(found) > 0.001
+        actual = [triples[triple] for triple in combinations(range(degree), k)]
+        assert p_value(actual) > 0.001
         pairs = Counter(pair for triple in sets.tolist() for pair in combinations(triple, 2))
         each = DRAWS * k * (k - 1) / (degree * (degree - 1))
         assert all(
@@ -211,10 +211,10 @@ def chi_square_limit(freedom: int) -> float:
     return float(chi2.ppf(0.999, freedom))
 
 
-def p_value(found: Any, expected: Any = None) -> float:
+def p_value(actual: Any, expected: Any = None) -> float:
     from scipy.stats import chisquare  # takes a second to import
 
-    return float(chisquare(found, expected).pvalue)
+    return float(chisquare(actual, expected).pvalue)
 
 
 @pytest.mark.heavy("cuda on cpu")
@@ -233,23 +233,23 @@ def test_more_draws_with_replacement_than_neighbours():
 def test_weighted_draws_with_replacement_follow_the_weights(dtype: torch.dtype):
     weight = torch.tensor([1.0, 0.0, 2.0, 5.0], dtype=dtype)
     counts = drawn(star(4, weight=weight), 3, replace=True, weight_attr="weight").view(-1)
-    found = counts.bincount(minlength=4)
-    assert found[1] == 0
+    actual = counts.bincount(minlength=4)
+    assert actual[1] == 0
     expected = (weight.double() / 8 * 3 * DRAWS)[[0, 2, 3]]
-    assert p_value(found[[0, 2, 3]], expected) > 0.001
+    assert p_value(actual[[0, 2, 3]], expected) > 0.001
 
 
 @pytest.mark.heavy("cuda on cpu")
 def test_weighted_draws_without_replacement_follow_successive_sampling():
     weight = torch.tensor([1.0, 2.0, 3.0, 6.0])
     pairs = drawn(star(4, weight=weight), 2, weight_attr="weight").sort(dim=1).values
-    found = Counter(map(tuple, pairs.tolist()))
+    actual = Counter(map(tuple, pairs.tolist()))
     share = {}
     for a, b in combinations(range(4), 2):
         wa, wb = float(weight[a]), float(weight[b])
         share[a, b] = wa / 12 * wb / (12 - wa) + wb / 12 * wa / (12 - wb)
     expected = [DRAWS * p for p in share.values()]
-    assert p_value([found[pair] for pair in share], expected) > 0.001
+    assert p_value([actual[pair] for pair in share], expected) > 0.001
 
 
 def test_edges_without_weight_are_drawn_only_where_all_are():
@@ -291,7 +291,7 @@ def test_typed_graphs_give_all_neighbours_of_every_type(disjoint: bool):
     nodes["a"] = [(i if disjoint else 0, int(seed)) for i, seed in enumerate(seeds)]
     done, edges = dict.fromkeys(data.node_types, 0), {kind: [] for kind in data.edge_types}
     for _ in range(2):
-        end = {kind: len(found) for kind, found in nodes.items()}
+        end = {kind: len(actual) for kind, actual in nodes.items()}
         for kind in data.edge_types:
             rel = "__".join(kind)
             colptr, row = sampler.colptr_dict[rel].tolist(), sampler.row_dict[rel].tolist()
@@ -302,16 +302,16 @@ def test_typed_graphs_give_all_neighbours_of_every_type(disjoint: bool):
                         nodes[kind[0]].append((batch, row[e]))
                     edges[kind].append((nodes[kind[0]].index((batch, row[e])), i, e))
         done = end
-    for kind, found in nodes.items():
-        assert out.node[kind].tolist() == [node for _, node in found]
-        assert sum(out.num_sampled_nodes[kind]) == len(found)
+    for kind, actual in nodes.items():
+        assert out.node[kind].tolist() == [node for _, node in actual]
+        assert sum(out.num_sampled_nodes[kind]) == len(actual)
         if disjoint:
-            assert out.batch[kind].tolist() == [batch for batch, _ in found]
-    for kind, found in edges.items():
+            assert out.batch[kind].tolist() == [batch for batch, _ in actual]
+    for kind, actual in edges.items():
         sampled = zip(out.row[kind].tolist(), out.col[kind].tolist(), out.edge[kind].tolist(),
                       strict=True)  # fmt: skip
-        assert list(sampled) == found
-        assert sum(out.num_sampled_edges[kind]) == len(found)
+        assert list(sampled) == actual
+        assert sum(out.num_sampled_edges[kind]) == len(actual)
 
 
 def test_typed_induced_subgraphs_are_those_of_torch_sparse():

@@ -49,24 +49,24 @@ def typed(typed: HeteroData) -> HeteroData:
     return typed
 
 
-def assert_equal(found: Any, expected: Any, name: str = "") -> None:
+def assert_equal(actual: Any, expected: Any, name: str = "") -> None:
     """Compare nests of tensors, of which the first are on the GPU."""
-    assert type(found) is type(expected), name
+    assert type(actual) is type(expected), name
     if isinstance(expected, dict):
-        assert found.keys() == expected.keys(), name
+        assert actual.keys() == expected.keys(), name
         for key, value in expected.items():
-            assert_equal(found[key], value, f"{name} {key}")
+            assert_equal(actual[key], value, f"{name} {key}")
     elif isinstance(expected, Tensor):
-        assert found.is_cuda or name.split()[-1] in OF_SEEDS, name
-        assert found.dtype == expected.dtype, name
-        assert torch.equal(found.cpu(), expected), name
+        assert actual.is_cuda or name.split()[-1] in OF_SEEDS, name
+        assert actual.dtype == expected.dtype, name
+        assert torch.equal(actual.cpu(), expected), name
     else:
-        assert found == expected, name
+        assert actual == expected, name
 
 
 def epochs(cls: type, data: Any, *args: Any, **kwargs: Any) -> list[Any]:
     """Batches of the CPU, of data on the GPU, of copies there, and of data on the host."""
-    found = []
+    actual = []
     for where, loader, room in (
         (data, None, 0), (data.clone().to("cuda"), None, 0),
         (data, "cuda", 2**40), (data.clone(), "cuda", 0),
@@ -77,17 +77,17 @@ def epochs(cls: type, data: Any, *args: Any, **kwargs: Any) -> list[Any]:
         ):
             torch.manual_seed(5)
             np.random.seed(5)
-            found.append([batch.to_dict() for batch in cls(where, *args, **kwargs)])
-    assert len(found[0]) > 1
-    return found
+            actual.append([batch.to_dict() for batch in cls(where, *args, **kwargs)])
+    assert len(actual[0]) > 1
+    return actual
 
 
 def assert_same_epochs(cls: type, data: Any, *args: Any, **kwargs: Any) -> None:
     expected, *others = epochs(cls, data, *args, **kwargs)
     for other in others:
         assert len(other) == len(expected)
-        for found, right in zip(other, expected, strict=True):
-            assert_equal(found, right)
+        for actual, right in zip(other, expected, strict=True):
+            assert_equal(actual, right)
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -114,8 +114,8 @@ def test_batches_with_all_neighbours_are_those_of_the_cpu(data: Data, case: str)
 def test_bidirectional_batches_are_those_of_the_cpu(data: Data):
     """Of two edges between the same nodes PyG keeps the attributes of any."""
     del data.edge_attr, data.when, data.w
-    found = epochs(NeighborLoader, data, [-1], batch_size=100, subgraph_type="bidirectional")
-    for batches in zip(*found, strict=True):
+    actual = epochs(NeighborLoader, data, [-1], batch_size=100, subgraph_type="bidirectional")
+    for batches in zip(*actual, strict=True):
         for batch in batches:
             assert batch.pop("e_id").numel() == batch["edge_index"].size(1)
         for batch in batches[1:]:
@@ -169,10 +169,10 @@ def test_int32_graphs_and_a_larger_one_are_those_of_the_cpu():
         on_cpu = NeighborSampler(data, [-1, -1])._sample(seeds)
         on_gpu = NeighborSampler(data.clone().to("cuda"), [-1, -1])._sample(seeds)
         for name in ("row", "col", "edge", "node"):
-            found = getattr(on_gpu, name)
-            assert found.is_cuda
-            assert found.dtype == dtype
-            assert torch.equal(found.cpu(), getattr(on_cpu, name)), name
+            actual = getattr(on_gpu, name)
+            assert actual.is_cuda
+            assert actual.dtype == dtype
+            assert torch.equal(actual.cpu(), getattr(on_cpu, name)), name
         assert on_gpu.num_sampled_nodes == on_cpu.num_sampled_nodes
         assert on_gpu.num_sampled_edges == on_cpu.num_sampled_edges
 
@@ -249,13 +249,13 @@ def test_weights_may_change():
 @pytest.mark.parametrize("shape", [(), (0, 3), (7,), (5, 3), (4, 3, 2)], ids=str)
 def test_a_gpu_reads_pinned_memory(shape: tuple[int, ...], dtype: torch.dtype):
     tensor = torch.randint(2, shape).to(dtype).pin_memory()
-    found = devices.readable(tensor, torch.device("cuda", 0))
-    assert found.is_cuda
-    assert found.dtype == dtype
-    assert found.shape == shape
-    assert torch.equal(found.cpu(), tensor)
+    actual = devices.readable(tensor, torch.device("cuda", 0))
+    assert actual.is_cuda
+    assert actual.dtype == dtype
+    assert actual.shape == shape
+    assert torch.equal(actual.cpu(), tensor)
     tensor.fill_(True)
-    assert torch.equal(found.cpu(), tensor)  # the same memory
+    assert torch.equal(actual.cpu(), tensor)  # the same memory
 
 
 def test_what_does_not_fit_stays_on_the_host(monkeypatch: pytest.MonkeyPatch):

@@ -100,15 +100,15 @@ def compare(case, name, heads=H, width=F, dtype=torch.float64, tolerance=1e-9, e
     if expected.requires_grad:
         theirs = torch.autograd.grad(expected, leaves, grad, allow_unused=True)
     mine = [t.detach().to(dtype).requires_grad_(t.requires_grad) for t in operands]
-    given = expanded(case, mine, kinds)
-    out = ops.attention(graph, score, value, given, edge_order=edge_order)
+    inputs = expanded(case, mine, kinds)
+    out = ops.attention(graph, score, value, inputs, edge_order=edge_order)
     assert out.dtype == dtype
     assert out.shape == expected.shape
     ours = torch.autograd.grad(out, [t for t in mine if t.requires_grad], grad.to(dtype))
-    for found, good in zip((out, *ours), (expected, *theirs), strict=True):
-        good = torch.zeros_like(found).double() if good is None else good
+    for actual, good in zip((out, *ours), (expected, *theirs), strict=True):
+        good = torch.zeros_like(actual).double() if good is None else good
         scale = max(float(good.detach().abs().max()), 1.0) if good.numel() else 1.0
-        torch.testing.assert_close(found.double(), good, rtol=tolerance, atol=tolerance * scale)
+        torch.testing.assert_close(actual.double(), good, rtol=tolerance, atol=tolerance * scale)
 
 
 def case_sizes(case: GraphCase) -> tuple[int, int]:
@@ -175,7 +175,7 @@ def test_it_can_be_differentiated_twice(way, name):
     ours = second("triton" if way == "triton" else "reference")
     torch.testing.assert_close(ours, second("reference"), rtol=1e-9, atol=1e-9)
     if way != "triton":  # interpreted, it would take a minute
-        run = lambda *given: ops.attention(graph, *FORMS[name][:2], given)  # noqa: E731
+        run = lambda *inputs: ops.attention(graph, *FORMS[name][:2], inputs)  # noqa: E731
         assert torch.autograd.gradcheck(run, operands)
         assert torch.autograd.gradgradcheck(run, operands)
 
@@ -197,13 +197,13 @@ def test_large_scores_do_not_overflow(way):
 def test_gradients_of_equal_large_scores_are_those_of_small_ones(way):
     """As of a target all of whose edges are masked: -1e9 + log(4) is -1e9 in float32."""
     graph = Graph.from_edge_index(torch.tensor([[0, 1, 2, 3], [0, 0, 0, 0]]), (4, 1))
-    values, grad, found = torch.randn(4, H, F), torch.randn(1, H, F), []
+    values, grad, actual = torch.randn(4, H, F), torch.randn(1, H, F), []
     for score in (0.0, -1e9, 1e9):
         operands = [torch.full((4, H), score).requires_grad_(), values.clone().requires_grad_()]
         out = ops.attention(graph, "e0", "u1", operands)
-        found.append((out, *torch.autograd.grad(out, operands, grad)))
-    for large in found[1:]:
-        torch.testing.assert_close(large, found[0])
+        actual.append((out, *torch.autograd.grad(out, operands, grad)))
+    for large in actual[1:]:
+        torch.testing.assert_close(large, actual[0])
 
 
 def test_without_gradients_the_transposed_graph_is_not_made(way):

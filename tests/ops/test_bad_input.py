@@ -31,10 +31,10 @@ OF_A_GRAPH = {
 @pytest.mark.parametrize(
     "given", [EDGES, None, "graph", EDGES.tolist()], ids=lambda g: type(g).__name__
 )
-def test_what_is_no_graph_is_refused_with_the_way_to_make_one(name, given):
+def test_what_is_no_graph_is_refused_with_the_way_to_make_one(name, inputs):
     OF_A_GRAPH[name](GRAPH)
     with pytest.raises(ValueError, match=r"'graph' to be a Graph .* Graph\.from_edge_index"):
-        OF_A_GRAPH[name](given)
+        OF_A_GRAPH[name](inputs)
 
 
 def columns(k, width, *numbers):
@@ -127,9 +127,9 @@ BAD_GRAPHS = {
 
 @pytest.mark.parametrize("name", BAD_GRAPHS)
 def test_arrays_of_a_graph_are_checked(name):
-    args, given, message = BAD_GRAPHS[name]
+    args, inputs, message = BAD_GRAPHS[name]
     with pytest.raises(ValueError, match=message):
-        Graph(*args, sorted=True, **given)
+        Graph(*args, sorted=True, **inputs)
     fine = Graph(ROWPTR, COL, PERM, 3, sorted=True)
     assert torch.equal(ops.spmm(fine, X), ops.spmm(Graph.from_csr(ROWPTR, COL), X))
 

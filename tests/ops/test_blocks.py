@@ -67,8 +67,8 @@ def test_gradients_of_all_kinds_of_tensors_are_those_of_one_pass(kind, of_edges,
     tensors = [torch.randn(n, 3, dtype=torch.double, requires_grad=True)
                for n in (M, N, edges.size(1), 3)]  # fmt: skip
 
-    def function(block: Block, given: list[Tensor]) -> list[Tensor]:
-        u, v, e, w = given
+    def function(block: Block, inputs: list[Tensor]) -> list[Tensor]:
+        u, v, e, w = inputs
         made = ops.gspmm(block.graph, "mul(add(u0,v1),e2)", [u, v, e], reduce="none") @ w
         return [made.tanh() if of_edges else ops.gspmm(block.graph, "e0", [made], reduce="max")]
 
@@ -79,7 +79,7 @@ def test_gradients_of_all_kinds_of_tensors_are_those_of_one_pass(kind, of_edges,
     assert len(blocks_of(whole, 30)) > 1
     out, expected = run(30), run(10_000)
     torch.testing.assert_close(out, expected)
-    found = torch.autograd.grad(out.sin().sum(), tensors)
-    torch.testing.assert_close(found, torch.autograd.grad(expected.sin().sum(), tensors))
+    actual = torch.autograd.grad(out.sin().sum(), tensors)
+    torch.testing.assert_close(actual, torch.autograd.grad(expected.sin().sum(), tensors))
     assert torch.autograd.gradcheck(lambda *_: run(30), tensors, fast_mode=True)
     assert torch.autograd.gradgradcheck(lambda *_: run(30), tensors, fast_mode=True)

@@ -70,8 +70,8 @@ def sides_of(text: str) -> str:
     return "".join(sides[i] for i in sorted(sides))
 
 
-def assert_same(found, expected):
-    for a, b in zip(found, expected, strict=True):
+def assert_same(actual, expected):
+    for a, b in zip(actual, expected, strict=True):
         torch.testing.assert_close(a, torch.zeros_like(a) if b is None else b, rtol=1e-9, atol=1e-9)
 
 
@@ -88,10 +88,10 @@ def test_values_and_gradients_are_the_truth(name, reduce, size, graph_name, back
     out = ops.gspmm(unbuilt, text, operands, reduce=reduce, edge_order=True)
     expected = truth(case, text, operands, reduce)
     grad = torch.randn(expected.shape, dtype=torch.float64)
-    found = torch.autograd.grad(out, operands, grad.view(out.shape))
+    actual = torch.autograd.grad(out, operands, grad.view(out.shape))
     assert not unbuilt.built
     exact = torch.autograd.grad(expected, operands, grad, allow_unused=True)
-    assert_same([out.view(expected.shape), *found], [expected, *exact])
+    assert_same([out.view(expected.shape), *actual], [expected, *exact])
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -115,9 +115,9 @@ def test_widths_and_dtypes(width, dtype, backend):
     case = small(CASES["bipartite"])
     x, e = (t.detach().to(dtype) for t in made(case, "ue", (FULL, NUMBER), 1, width))
     exact = truth(case, "mul(u0,e1)", [x, e], "max"), truth(case, "mul(u0,e1)", [x, e], "sum")
-    found = ops.gspmm(of_edges(case), "mul(u0,e1)", [x, e], reduce=["max", "sum"], edge_order=True)
+    actual = ops.gspmm(of_edges(case), "mul(u0,e1)", [x, e], reduce=["max", "sum"], edge_order=True)
     tolerance = 1e-5 if dtype == torch.float32 else 5e-2
-    for a, b in zip(found, exact, strict=True):
+    for a, b in zip(actual, exact, strict=True):
         assert a.dtype == dtype
         torch.testing.assert_close(a.double(), b, rtol=tolerance, atol=tolerance)
 
@@ -148,14 +148,14 @@ def test_attention(name, size, backend):
         with use_backend(backend if g is unbuilt else "reference"):
             out = ops.attention(g, score, value, operands, edge_order=True)
             grad = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view(out.shape)
-            found = torch.autograd.grad(out, operands, grad)
+            actual = torch.autograd.grad(out, operands, grad)
         assert g.built == (g is not unbuilt)
         with use_backend("reference"):
             out = ops.attention(g, score, value, operands, edge_order=True)
             first = torch.autograd.grad(out, operands, grad, create_graph=True)
             second = torch.autograd.grad(sum(t.square().sum() for t in first), operands,
                                          allow_unused=True)  # fmt: skip
-        results.append([out, *found, *(t for t in second if t is not None)])
+        results.append([out, *actual, *(t for t in second if t is not None)])
     assert_same(*results)
 
 
@@ -229,26 +229,26 @@ def test_a_graph_of_one_node_comes_first(backend):
     for case in (GraphCase("one", torch.tensor([[0], [0]]), 1, 1), small(CASES["directed"])):
         wide = made(case, "u", (FULL,), 1, 5)[0].flatten(1)
         operands = [wide[:, :1].sin(), wide[:, 1:2], wide[:, 1:]]
-        found = ops.gspmm(of_edges(case), "mul(u0,mul(u1,u2))", operands)
+        actual = ops.gspmm(of_edges(case), "mul(u0,mul(u1,u2))", operands)
         right = ops.gspmm(of_edges(case).build(), "u0", [operands[0] * operands[1] * operands[2]])
-        assert_same([found], [right])
+        assert_same([actual], [right])
 
 
 @pytest.mark.parametrize("loops", [None, 3])
 def test_targets_in_the_first_row(loops, backend):
     edges, x = torch.randint(6, (2, 20)), torch.randn(6, 3, dtype=torch.float64)
-    found = [ops.gspmm(Graph.of_edges(e, t, 6, 6, loops=loops), "u0", [x], reduce="mean")
+    actual = [ops.gspmm(Graph.of_edges(e, t, 6, 6, loops=loops), "u0", [x], reduce="mean")
              for e, t in ((edges, 1), (edges.flip(0), 0), (edges, 0))]  # fmt: skip
-    assert_same(found[1:2], found[:1])
+    assert_same(actual[1:2], actual[:1])
     right = ops.gspmm(Graph.of_edges(edges, 0, 6, 6, loops=loops).build(), "u0", [x], reduce="mean")
-    assert_same(found[2:], [right])
+    assert_same(actual[2:], [right])
 
 
 def test_operands_without_elements(backend):
     case = small(CASES["directed"])
     operands = [torch.ones(case.num_sources, 1, 5), torch.ones(case.num_sources, 0, 5)]
-    found = ops.gspmm(of_edges(case), "mul(u0,u1)", operands)
-    assert found.shape == (case.num_targets, 0, 5)
+    actual = ops.gspmm(of_edges(case), "mul(u0,u1)", operands)
+    assert actual.shape == (case.num_targets, 0, 5)
 
 
 def test_ids_out_of_range_write_nothing():

@@ -87,9 +87,9 @@ def test_the_gradient_of_a_product_with_zeros_equals_autograd(zeros):
     x = torch.tensor([[2.0], [3.0], [5.0]], dtype=torch.float64)
     x[:zeros] = 0
     x.requires_grad_()
-    (found,) = torch.autograd.grad(ops.spmm(graph, x, reduce="prod").sum(), x)
+    (actual,) = torch.autograd.grad(ops.spmm(graph, x, reduce="prod").sum(), x)
     (right,) = torch.autograd.grad(x.prod(), x)
-    torch.testing.assert_close(found, right)
+    torch.testing.assert_close(actual, right)
 
 
 SHAPES = {
@@ -124,10 +124,10 @@ def test_trailing_dimensions_broadcast_from_the_right(graph, shape):
 
     message = full(x)[EDGES[0]] * full(e)
     expected = torch.zeros(5, *trailing, dtype=torch.float64).index_add(0, EDGES[1], message)
-    found = ops.gspmm(graph, "mul(u0,e1)", [x, e], edge_order=True)
-    assert found.shape == expected.shape
-    torch.testing.assert_close(found, expected)
-    ours = torch.autograd.grad(found.sin().sum(), [x, e])
+    actual = ops.gspmm(graph, "mul(u0,e1)", [x, e], edge_order=True)
+    assert actual.shape == expected.shape
+    torch.testing.assert_close(actual, expected)
+    ours = torch.autograd.grad(actual.sin().sum(), [x, e])
     torch.testing.assert_close(ours, torch.autograd.grad(expected.sin().sum(), [x, e]))
 
 
@@ -153,9 +153,9 @@ def test_a_formula_may_be_text_or_data(graph):
 
 def test_features_of_several_dtypes_are_promoted(graph):
     x, e = operand(4, 2, dtype=torch.float32), operand(8, 2, dtype=torch.float64)
-    found = ops.gspmm(graph, "mul(u0,e1)", [x, e], edge_order=True)
-    assert found.dtype == torch.float64
-    grads = torch.autograd.grad(found.sum(), [x, e])
+    actual = ops.gspmm(graph, "mul(u0,e1)", [x, e], edge_order=True)
+    assert actual.dtype == torch.float64
+    grads = torch.autograd.grad(actual.sum(), [x, e])
     assert [g.dtype for g in grads] == [torch.float32, torch.float64]
 
 
@@ -163,11 +163,11 @@ def test_one_tensor_may_be_source_and_target_at_once():
     graph = Graph.from_edge_index(EDGES % 4)
     x, y = operand(4, 2), None
     case = GraphCase("square", EDGES % 4, 4, 4)
-    found = ops.gspmm(graph, "mul(u0,v1)", [x, x])
+    actual = ops.gspmm(graph, "mul(u0,v1)", [x, x])
     y = truth(case, "mul(u0,v1)", [x.unsqueeze(1), x.unsqueeze(1)], "sum").squeeze(1)
-    torch.testing.assert_close(found, y)
+    torch.testing.assert_close(actual, y)
     torch.testing.assert_close(
-        torch.autograd.grad(found.sin().sum(), x), torch.autograd.grad(y.sin().sum(), x)
+        torch.autograd.grad(actual.sin().sum(), x), torch.autograd.grad(y.sin().sum(), x)
     )
 
 
@@ -215,9 +215,9 @@ def test_without_gradients_the_results_are_the_same(graph, mode):
     x, e = operand(4, 2), operand(8, 2)
     expected = ops.gspmm(graph, "mul(u0,e1)", [x, e], reduce=["sum", "max"])
     with mode():
-        found = ops.gspmm(graph, "mul(u0,e1)", [x, e], reduce=["sum", "max"])
-    assert not any(t.requires_grad for t in found)
-    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+        actual = ops.gspmm(graph, "mul(u0,e1)", [x, e], reduce=["sum", "max"])
+    assert not any(t.requires_grad for t in actual)
+    assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
 
 
 @pytest.mark.slow
@@ -340,12 +340,12 @@ def test_a_call_that_no_backend_can_run_names_every_reason(graph):
 
 def test_a_sum_inside_a_message_equals_the_truth(graph):
     x, y = operand(4, 2), operand(5, 2)
-    found = ops.gspmm(graph, "mul(sum(mul(u0,v1)),u0)", [x, y])
+    actual = ops.gspmm(graph, "mul(sum(mul(u0,v1)),u0)", [x, y])
     message = (x[EDGES[0]] * y[EDGES[1]]).sum(-1, keepdim=True) * x[EDGES[0]]
     expected = torch.zeros(5, 2, dtype=torch.float64).index_add(0, EDGES[1], message)
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(actual, expected)
     torch.testing.assert_close(
-        torch.autograd.grad(found.sin().sum(), [x, y]),
+        torch.autograd.grad(actual.sin().sum(), [x, y]),
         torch.autograd.grad(expected.sin().sum(), [x, y]),
     )
 

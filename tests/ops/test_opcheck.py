@@ -143,17 +143,17 @@ def test_a_batch_of_calls_equals_a_loop(name):
         if not floats:
             continue
 
-        def run(*given: torch.Tensor, flat=flat, form=form, floats=floats) -> Any:
+        def run(*inputs: torch.Tensor, flat=flat, form=form, floats=floats) -> Any:
             args = list(flat)
-            for place, value in zip(floats, given, strict=True):
+            for place, value in zip(floats, inputs, strict=True):
                 args[place] = value
             outs = getattr(torch.ops.pyg_accel, name)(*tree_unflatten(args, form))
             return tuple(outs) if isinstance(outs, (list, tuple)) else (outs,)
 
         batches = [torch.stack([flat[i].detach() * n for n in (1, 2, -3)], 1) for i in floats]
-        found = torch.func.vmap(run, in_dims=1)(*batches)
+        actual = torch.func.vmap(run, in_dims=1)(*batches)
         loop = zip(*(run(*(b[:, i].contiguous() for b in batches)) for i in range(3)), strict=True)
-        for one, other in zip(found, loop, strict=True):
+        for one, other in zip(actual, loop, strict=True):
             assert torch.equal(one, torch.stack(other))
 
 
@@ -181,16 +181,16 @@ def test_a_batch_of_gradients_equals_a_loop(name, road):
             continue
         seeds = [torch.randn(3, *out.shape) for out in outs]
 
-        def grads(*given: torch.Tensor, batched: bool = False, outs=outs, leaves=leaves) -> Any:
+        def grads(*inputs: torch.Tensor, batched: bool = False, outs=outs, leaves=leaves) -> Any:
             return torch.autograd.grad(
-                outs, leaves, given, retain_graph=True, allow_unused=True, is_grads_batched=batched
+                outs, leaves, inputs, retain_graph=True, allow_unused=True, is_grads_batched=batched
             )
 
-        found = grads(*seeds, batched=True)
+        actual = grads(*seeds, batched=True)
         loop = list(zip(*(grads(*(s[i] for s in seeds)) for i in range(3)), strict=True))
         mapped = [torch.func.vmap(lambda *s, i=i: grads(*s)[i])(*seeds) if one is not None else None
-                  for i, one in enumerate(found)]  # fmt: skip
-        for one, also, other in zip(found, mapped, loop, strict=True):
+                  for i, one in enumerate(actual)]  # fmt: skip
+        for one, also, other in zip(actual, mapped, loop, strict=True):
             assert (one is None) == (other[0] is None)
             if one is not None:
                 torch.testing.assert_close(one, torch.stack(other))

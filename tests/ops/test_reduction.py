@@ -54,8 +54,8 @@ def test_gradients_can_be_differentiated_and_batched(graph, formula, reduce):
     sides = {"u0": "u", "mul(u0,e1)": "ue", "relu(add(u0,v1))": "uv"}[formula]
     operands = [torch.randn(rows[s], 3, dtype=torch.float64, requires_grad=True) for s in sides]
 
-    def run(*given):
-        return ops.gspmm(graph, formula, list(given), reduce=reduce)
+    def run(*inputs):
+        return ops.gspmm(graph, formula, list(inputs), reduce=reduce)
 
     assert torch.autograd.gradcheck(run, operands, check_batched_grad=True)
     assert torch.autograd.gradgradcheck(run, operands)
@@ -71,10 +71,10 @@ def test_a_gradient_that_nobody_wants_is_none(graph):
 
 @pytest.mark.parametrize("size", [*range(20), 1000, 1025, 2**31 + 1])
 def test_sizes_are_rounded_up_to_three_bits(size):
-    found = rounded(size)
-    assert size <= found <= size * 1.25
-    assert rounded(found) == found
-    assert found == 0 or (found // (found & -found)) < 8
+    actual = rounded(size)
+    assert size <= actual <= size * 1.25
+    assert rounded(actual) == actual
+    assert actual == 0 or (actual // (actual & -actual)) < 8
 
 
 def test_facts_go_with_the_graph(graph):
@@ -173,17 +173,17 @@ def test_a_plan_holds_until_choices_may_change(graph, change, monkeypatch):
     ids=["expanded", "expanded-rows", "transposed", "sliced"],
 )
 def test_gradients_may_lie_in_any_way(graph, reduce, lay):
-    given = torch.randn(6, N, dtype=torch.float64).t()  # column by column
+    inputs = torch.randn(6, N, dtype=torch.float64).t()  # column by column
     wide = torch.randn(N, 12, dtype=torch.float64)
-    for x in (given, given.contiguous(), wide[:, ::2], wide[:, :6]):
+    for x in (inputs, inputs.contiguous(), wide[:, ::2], wide[:, :6]):
         leaf, copied = x.detach().requires_grad_(), x.clone(memory_format=torch.contiguous_format)
         copied.requires_grad_()
         weight = torch.rand(E, dtype=torch.float64)
-        (found,) = torch.autograd.grad(lay(ops.spmm(graph, leaf, weight, reduce=reduce)), leaf)
+        (actual,) = torch.autograd.grad(lay(ops.spmm(graph, leaf, weight, reduce=reduce)), leaf)
         with use_backend("reference"):
             right = lay(ops.spmm(graph, copied, weight, reduce=reduce))
             (right,) = torch.autograd.grad(right, copied)
-        torch.testing.assert_close(found, right)
+        torch.testing.assert_close(actual, right)
 
 
 def test_saved_tensors_are_unpacked_once(graph):
@@ -221,8 +221,8 @@ def test_a_tensor_that_left_a_function_transform_is_an_ordinary_one(graph):
     leaf = torch.randn(N, 4, requires_grad=True)
     out = ops.gspmm(graph, "mul(u0,v1)", [leaf, left[0]])
     right = ops.gspmm(graph, "mul(u0,v1)", [leaf, x])
-    (found,), (good,) = (torch.autograd.grad(t.sum(), leaf) for t in (out, right))
-    torch.testing.assert_close(found, good)
+    (actual,), (good,) = (torch.autograd.grad(t.sum(), leaf) for t in (out, right))
+    torch.testing.assert_close(actual, good)
 
 
 def test_a_plan_is_made_anew_when_a_graph_on_a_gpu_turns_out_to_stay(graph, monkeypatch):

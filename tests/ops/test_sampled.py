@@ -14,18 +14,18 @@ from pyg_accel.testing import zoo
 SCALINGS = ({}, {"reduce": "mean"}, {"rescale": "row"})
 
 
-HAVE_IT = [name for name, found in backends().items() if "sampled_spmm" in found.kernels]
+HAVE_IT = [name for name, actual in backends().items() if "sampled_spmm" in actual.kernels]
 
 
 @pytest.fixture(params=HAVE_IT)
 def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
-    found = get_backend(request.param)
-    if reasons := found.unavailable_reasons():
+    actual = get_backend(request.param)
+    if reasons := actual.unavailable_reasons():
         pytest.skip("; ".join(reasons))
-    if found.name == "triton" and torch.cuda.is_available():
+    if actual.name == "triton" and torch.cuda.is_available():
         pytest.skip("test_sampled_gpu.py tests it compiled; here it is interpreted")
-    with use_backend(found.name):
-        yield found
+    with use_backend(actual.name):
+        yield actual
 
 
 def rows_of_length(*lengths: int, sources: int = 0, index_dtype=torch.int32) -> Graph:
@@ -91,10 +91,10 @@ def test_the_edges_are_those_of_the_paper(backend, strategy, width):
     if backend.name == "triton":  # interpreted
         lengths = [0, 1, width + 1, 577, 1154]
     graph = rows_of_length(*lengths)
-    found = chosen(graph, width=width, strategy=strategy)
+    actual = chosen(graph, width=width, strategy=strategy)
     for row, length in enumerate(lengths):
         expected = positions(length, width, strategy)
-        assert set(found[row].nonzero().flatten().tolist()) == expected, length
+        assert set(actual[row].nonzero().flatten().tolist()) == expected, length
         assert len(expected) == min(length, width)  # no edge twice
 
 
@@ -116,12 +116,12 @@ def test_every_backend_equals_the_float64_truth(backend, strategy, scaling):
         x, weight = torch.randn(case.num_sources, 5), torch.randn(graph.num_edges)
         sampling = Sampling(4, strategy, rescale)
         for w in (None, weight):
-            found = ops.sampled_spmm(graph, x, w, width=4, strategy=strategy, **scaling)
+            actual = ops.sampled_spmm(graph, x, w, width=4, strategy=strategy, **scaling)
             expected = truth(graph, x, w, sampling)
             size = truth(graph, x.abs(), None if w is None else w.abs(), sampling)
-            assert found.shape == expected.shape
+            assert actual.shape == expected.shape
             relative, absolute = backend.tolerance(torch.float32)
-            assert bool(((found - expected).abs() <= relative * size + absolute).all()), case.name
+            assert bool(((actual - expected).abs() <= relative * size + absolute).all()), case.name
 
 
 @pytest.mark.each
@@ -135,14 +135,14 @@ def test_features_of_any_shape_and_dtype(backend, dtype, features):
     x = torch.randn(30, *shape).to(dtype)
     weight = torch.randn(42, shape[0] if len(shape) == 2 else 1).to(dtype)
     weight = weight if len(shape) == 2 else weight.flatten()
-    found = ops.sampled_spmm(graph, x, weight, width=8)
+    actual = ops.sampled_spmm(graph, x, weight, width=8)
     sampling = Sampling(8, "fastrand", "none")
     wide = weight.double()
     expected = truth(graph, x.double(), wide, sampling)
     size = truth(graph, x.double().abs(), wide.abs(), sampling)
     relative, absolute = backend.tolerance(dtype)
-    assert found.dtype == dtype
-    assert bool(((found.double() - expected).abs() <= relative * size + absolute).all())
+    assert actual.dtype == dtype
+    assert bool(((actual.double() - expected).abs() <= relative * size + absolute).all())
 
 
 @pytest.mark.each
@@ -155,9 +155,9 @@ def test_a_width_of_the_largest_degree_is_exact(backend, strategy, index_dtype):
     for width in (most, 1000, 2**31):
         for scaling in SCALINGS:
             reduce = scaling.get("reduce", "sum")
-            found = ops.sampled_spmm(graph, x, weight, width=width, strategy=strategy, **scaling)
+            actual = ops.sampled_spmm(graph, x, weight, width=width, strategy=strategy, **scaling)
             expected = ops.spmm(graph, x, weight, reduce=reduce)
-            torch.testing.assert_close(found, expected, rtol=2e-5, atol=2e-5)
+            torch.testing.assert_close(actual, expected, rtol=2e-5, atol=2e-5)
 
 
 def test_long_samples_of_a_hub(backend):
@@ -165,9 +165,9 @@ def test_long_samples_of_a_hub(backend):
     graph = rows_of_length(3000, 3, sources=100)
     x, weight = torch.randn(100, 3), torch.randn(3003)
     sampling = Sampling(1100, "fastrand", "none")
-    found = ops.sampled_spmm(graph, x, weight, width=1100)
+    actual = ops.sampled_spmm(graph, x, weight, width=1100)
     torch.testing.assert_close(
-        found.double(), truth(graph, x, weight, sampling), rtol=1e-4, atol=1e-4
+        actual.double(), truth(graph, x, weight, sampling), rtol=1e-4, atol=1e-4
     )
 
 
@@ -191,10 +191,10 @@ def test_8_bit_features_are_taken_back_in_the_kernel(backend, shape, per):
     quantized = ops.quantize(torch.randn(30, *shape) * 3, per=per)
     weight = torch.randn(42, 2) if len(shape) == 2 else torch.randn(42)
     for w in (None, weight):
-        found = ops.sampled_spmm(graph, quantized, w, width=8)
+        actual = ops.sampled_spmm(graph, quantized, w, width=8)
         expected = ops.sampled_spmm(graph, quantized.dequantize(), w, width=8)
-        assert found.dtype == torch.float32
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+        assert actual.dtype == torch.float32
+        torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_quantization_keeps_to_its_bounds():

@@ -24,12 +24,12 @@ def test_every_edge_combines_its_target_with_its_source(op, shape, edge_order):
     graph = Graph.from_edge_index(EDGES, (9, 6))
     target = torch.randn(6, *shape, dtype=torch.float64, requires_grad=True)
     source = torch.randn(9, *shape, dtype=torch.float64, requires_grad=True)
-    found = ops.sddmm(graph, target, source, op, edge_order=edge_order)
+    actual = ops.sddmm(graph, target, source, op, edge_order=edge_order)
     order = torch.arange(40) if edge_order else graph.perm.long()
     expected = BY_HAND[op](target[EDGES[1][order]], source[EDGES[0][order]])
-    assert found.shape == expected.shape
-    torch.testing.assert_close(found, expected)
-    ours = torch.autograd.grad(found.sin().sum(), [target, source])
+    assert actual.shape == expected.shape
+    torch.testing.assert_close(actual, expected)
+    ours = torch.autograd.grad(actual.sin().sum(), [target, source])
     torch.testing.assert_close(ours, torch.autograd.grad(expected.sin().sum(), [target, source]))
 
 

@@ -27,20 +27,20 @@ def test_every_segment_is_multiplied_by_its_matrix(backend, sizes, shape):
     ptr = torch.tensor([0, *sizes]).cumsum(0)
     x = torch.randn(sum(sizes), shape[0], device=DEVICE, requires_grad=True)
     weight = torch.randn(len(sizes), *shape, device=DEVICE, requires_grad=True)
-    found = ops.segment_matmul(x, ptr, weight)
+    actual = ops.segment_matmul(x, ptr, weight)
     wide = [t.detach().double().requires_grad_() for t in (x, weight)]
     parts = zip(wide[0].split(sizes), wide[1], strict=True)
     expected = torch.cat([rows @ matrix for rows, matrix in parts])
-    grad = torch.randn_like(found)
-    near(found, expected)
-    pairs = zip(torch.autograd.grad(found, [x, weight], grad),
+    grad = torch.randn_like(actual)
+    near(actual, expected)
+    pairs = zip(torch.autograd.grad(actual, [x, weight], grad),
                 torch.autograd.grad(expected, wide, grad.double()), strict=True)  # fmt: skip
     for one, truth in pairs:
         near(one, truth)
 
 
-def near(found, truth):
-    torch.testing.assert_close(found.double(), truth, rtol=1e-4, atol=1e-4)
+def near(actual, truth):
+    torch.testing.assert_close(actual.double(), truth, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -49,18 +49,18 @@ def test_halves_are_added_in_float32(backend, dtype):
         pytest.skip("GPU: Triton's interpreter multiplies the bits of bfloat16")
     ptr = torch.tensor([0, 400, 400, 500])
     x, weight = (torch.randn(*s, device=DEVICE).to(dtype) for s in ((500, 300), (3, 300, 20)))
-    found = ops.segment_matmul(x.t().contiguous().t(), ptr, weight)
-    assert found.dtype == dtype
+    actual = ops.segment_matmul(x.t().contiguous().t(), ptr, weight)
+    assert actual.dtype == dtype
     truth = torch.cat([r @ w for r, w in zip(x.double().split([400, 0, 100]), weight.double(),
                                              strict=True)])  # fmt: skip
-    torch.testing.assert_close(found.double(), truth, rtol=2e-2, atol=0.1)
+    torch.testing.assert_close(actual.double(), truth, rtol=2e-2, atol=0.1)
 
 
 def test_rows_of_other_segments_do_not_meet_infinities(backend):
     weight = torch.ones(2, 3, 4, device=DEVICE)
     weight[1] = torch.inf
-    found = ops.segment_matmul(torch.ones(5, 3, device=DEVICE), torch.tensor([0, 2, 5]), weight)
-    assert found[:2].eq(3).all() and found[2:].isinf().all()
+    actual = ops.segment_matmul(torch.ones(5, 3, device=DEVICE), torch.tensor([0, 2, 5]), weight)
+    assert actual[:2].eq(3).all() and actual[2:].isinf().all()
 
 
 def test_it_can_be_differentiated_twice():
@@ -74,9 +74,9 @@ def test_it_compiles_into_one_graph():
     ptr = torch.tensor([0, 2, 5])
     x, weight = torch.randn(5, 3, requires_grad=True), torch.randn(2, 3, 4, requires_grad=True)
     compiled = torch.compile(ops.segment_matmul, fullgraph=True, backend="aot_eager")
-    found = compiled(x, ptr, weight)
-    torch.testing.assert_close(found, ops.segment_matmul(x, ptr, weight))
-    found.sum().backward()
+    actual = compiled(x, ptr, weight)
+    torch.testing.assert_close(actual, ops.segment_matmul(x, ptr, weight))
+    actual.sum().backward()
 
 
 @pytest.mark.parametrize(

@@ -17,11 +17,11 @@ def graph() -> Graph:
 @pytest.mark.parametrize("shape", [(40,), (40, 1), (40, 3)], ids=str)
 def test_it_equals_pyg_on_the_edge_list(graph, shape):
     scores = torch.randn(shape, dtype=torch.float64, requires_grad=True)
-    found = ops.edge_softmax(graph, scores, edge_order=True)
+    actual = ops.edge_softmax(graph, scores, edge_order=True)
     expected = softmax(scores, EDGES[1], num_nodes=8)
-    assert found.shape == expected.shape
-    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
-    grads = [torch.autograd.grad(out.sin().sum(), scores)[0] for out in (found, expected)]
+    assert actual.shape == expected.shape
+    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-12)
+    grads = [torch.autograd.grad(out.sin().sum(), scores)[0] for out in (actual, expected)]
     torch.testing.assert_close(*grads, rtol=1e-10, atol=1e-12)
 
 
@@ -48,20 +48,20 @@ def test_gradcheck_and_gradgradcheck(graph):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "f16"])
 def test_16_bit_scores_keep_their_dtype(graph, dtype):
     scores = torch.randn(40, 2).to(dtype).requires_grad_()
-    found = ops.edge_softmax(graph, scores, edge_order=True)
-    assert found.dtype == dtype
+    actual = ops.edge_softmax(graph, scores, edge_order=True)
+    assert actual.dtype == dtype
     expected = softmax(scores.detach().float(), EDGES[1], num_nodes=8)
-    torch.testing.assert_close(found.float(), expected, rtol=2e-2, atol=1e-2)
-    assert torch.autograd.grad(found.sum(), scores)[0].dtype == dtype
+    torch.testing.assert_close(actual.float(), expected, rtol=2e-2, atol=1e-2)
+    assert torch.autograd.grad(actual.sum(), scores)[0].dtype == dtype
 
 
 def test_strided_scores_and_gradients_are_accepted(graph):
     scores = torch.randn(3, 40, dtype=torch.float64).t().requires_grad_()
-    found = ops.edge_softmax(graph, scores, edge_order=True)
+    actual = ops.edge_softmax(graph, scores, edge_order=True)
     expected = softmax(scores, EDGES[1], num_nodes=8)
     grad = torch.randn(3, 40, dtype=torch.float64).t()
-    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
-    ours = torch.autograd.grad(found, scores, grad)
+    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-12)
+    ours = torch.autograd.grad(actual, scores, grad)
     torch.testing.assert_close(
         ours, torch.autograd.grad(expected, scores, grad), rtol=1e-10, atol=1e-12
     )

@@ -38,8 +38,8 @@ def test_weights_of_features_multiply_their_feature_only(matrix):
     graph, weight = graph_of(matrix)
     x = torch.randn(COLS, 4, dtype=torch.float64)
     scale = torch.tensor([1.0, 2.0, -1.0, 0.0], dtype=torch.float64)
-    found = ops.spmm(graph, x, weight.unsqueeze(1) * scale)
-    torch.testing.assert_close(found, (matrix @ x) * scale)
+    actual = ops.spmm(graph, x, weight.unsqueeze(1) * scale)
+    torch.testing.assert_close(actual, (matrix @ x) * scale)
 
 
 def test_several_reductions_come_in_the_order_asked_for(matrix):

@@ -42,11 +42,11 @@ def graph(width: int = F) -> tuple[Tensor, Tensor]:
 
 
 def batches() -> list[tuple[Tensor, Tensor]]:
-    found = []
+    actual = []
     for nodes in (20, 30, 12, 40, 25):
         x = torch.randn(nodes, F, requires_grad=True)
-        found.append((x, torch.randint(0, nodes, (2, 3 * nodes))))
-    return found
+        actual.append((x, torch.randint(0, nodes, (2, 3 * nodes))))
+    return actual
 
 
 def results(run: Callable[..., Tensor], model: torch.nn.Module, x: Tensor, edges: Tensor) -> Any:

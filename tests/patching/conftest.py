@@ -31,11 +31,11 @@ def ran(report_of: Callable[[], list[Any]]) -> Callable[[], dict[str, set[str]]]
     """What ran, by layer, since it was asked last: formulas, or reasons in brackets."""
 
     def rows() -> dict[str, set[str]]:
-        found: dict[str, set[str]] = {}
+        actual: dict[str, set[str]] = {}
         for row in report_of():
-            found.setdefault(row.layer, set()).add(row.formula or f"[{row.reason}]")
+            actual.setdefault(row.layer, set()).add(row.formula or f"[{row.reason}]")
         pyg_accel.reset_report()
-        return found
+        return actual
 
     return rows
 

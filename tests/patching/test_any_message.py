@@ -109,21 +109,21 @@ MESSAGES = {
 def test_a_message_of_any_kind_gives_what_pyg_gives(kind, width, monkeypatch):
     monkeypatch.setitem(globals(), "F", width)
     x, edge_index = torch.randn(N, width), torch.randint(N, (2, E))
-    found = []
+    actual = []
     for patched in (False, True):
-        layer, given = Layer(MESSAGES[kind]), x.clone().requires_grad_()
+        layer, inputs = Layer(MESSAGES[kind]), x.clone().requires_grad_()
         outs = []
         for _ in range(2):  # what is known of a layer is of use from the second call on
             if patched:
                 with pyg_accel.patched():
-                    outs.append(layer(given, edge_index))
+                    outs.append(layer(inputs, edge_index))
             else:
-                outs.append(layer(given, edge_index))
+                outs.append(layer(inputs, edge_index))
         total = sum(out.square().sum() for out in outs)
         total += sum(message.sum() for message in layer.kept)
         total.backward()
-        found.append([*outs, given.grad, *layer.buffers()])
-    for stock, ours in zip(*found, strict=True):
+        actual.append([*outs, inputs.grad, *layer.buffers()])
+    for stock, ours in zip(*actual, strict=True):
         torch.testing.assert_close(ours, stock, rtol=1e-5, atol=1e-4)  # sums in another order
 
 
@@ -150,10 +150,10 @@ def test_a_checkpoint_of_a_layer_that_is_not_known_yet(reentrant):
         args = (edge_index, attr) if isinstance(layer, NNConv) else (edge_index,)
         grads = []
         for patched in (False, True):
-            given = x.clone().requires_grad_()
+            inputs = x.clone().requires_grad_()
             with pyg_accel.patched(layer) if patched else torch.enable_grad():
-                checkpoint(layer, given, *args, use_reentrant=reentrant).sum().backward()
-            grads.append(given.grad)
+                checkpoint(layer, inputs, *args, use_reentrant=reentrant).sum().backward()
+            grads.append(inputs.grad)
         torch.testing.assert_close(grads[1], grads[0])
 
 
@@ -162,12 +162,12 @@ def test_a_checkpoint_of_dropped_weights():
     x, grads = torch.randn(N, F), []
     with pyg_accel.patched():
         for checkpointed in (True, False):  # the layer is not known yet in the first of them
-            given = x.clone().requires_grad_()
+            inputs = x.clone().requires_grad_()
             torch.manual_seed(4)
-            args = (given, edge_index)
+            args = (inputs, edge_index)
             out = checkpoint(layer, *args, use_reentrant=False) if checkpointed else layer(*args)
             out.square().sum().backward()
-            grads.append(given.grad)
+            grads.append(inputs.grad)
     torch.testing.assert_close(*grads)
 
 

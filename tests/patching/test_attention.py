@@ -83,9 +83,9 @@ def test_verification_follows_dropout(make):
         make(dropout=0.5).train()(X, EDGES)
 
 
-def weights_of(layer: pyg.MessagePassing, given: Tensor) -> Tensor:
+def weights_of(layer: pyg.MessagePassing, inputs: Tensor) -> Tensor:
     with pyg_accel.patched():
-        return layer(given, EDGES, return_attention_weights=True)[1][1]
+        return layer(inputs, EDGES, return_attention_weights=True)[1][1]
 
 
 def test_returned_weights_are_tensors_to_everyone():
@@ -167,8 +167,8 @@ class Stores(pyg.MessagePassing):
         super().__init__(node_dim=0)
         self.lin = torch.nn.Linear(F, F)
 
-    def forward(self, given: Tensor, edge_index: Tensor) -> tuple[Tensor, Tensor]:
-        out = self.propagate(edge_index, x=self.lin(given))
+    def forward(self, inputs: Tensor, edge_index: Tensor) -> tuple[Tensor, Tensor]:
+        out = self.propagate(edge_index, x=self.lin(inputs))
         return out, self.alpha
 
     def message(self, x_i: Tensor, x_j: Tensor, index: Tensor, dim_size: OptInt) -> Tensor:
@@ -187,8 +187,8 @@ class StoresGates(Stores):
 class Lists(Stores):
     """It leaves its weights in a list."""
 
-    def forward(self, given: Tensor, edge_index: Tensor) -> tuple[Tensor, Tensor]:
-        return self.propagate(edge_index, x=self.lin(given)), self.all[0]
+    def forward(self, inputs: Tensor, edge_index: Tensor) -> tuple[Tensor, Tensor]:
+        return self.propagate(edge_index, x=self.lin(inputs)), self.all[0]
 
     def message(self, x_i: Tensor, x_j: Tensor, index: Tensor, dim_size: OptInt) -> Tensor:
         self.all = [softmax((x_i * x_j).sum(-1), index, num_nodes=dim_size)]
@@ -198,8 +198,8 @@ class Lists(Stores):
 class Clears(Stores):
     """It returns weights that it has cleared, and nobody has to ask."""
 
-    def forward(self, given: Tensor, edge_index: Tensor) -> tuple[Tensor, Tensor]:
-        out, alpha = super().forward(given, edge_index)
+    def forward(self, inputs: Tensor, edge_index: Tensor) -> tuple[Tensor, Tensor]:
+        out, alpha = super().forward(inputs, edge_index)
         self.alpha = None
         return out, alpha
 
@@ -209,11 +209,11 @@ class AsksItself(pyg.GATConv):
 
     def forward(
         self,
-        given: Tensor,
+        inputs: Tensor,
         edge_index: Tensor,
         return_attention_weights: Optional[bool] = None,  # noqa: UP045
     ) -> tuple[Tensor, Tensor]:
-        out, (_, alpha) = super().forward(given, edge_index, return_attention_weights=True)
+        out, (_, alpha) = super().forward(inputs, edge_index, return_attention_weights=True)
         return out, alpha
 
 
@@ -237,15 +237,15 @@ class Both(torch.nn.Module):
         super().__init__()
         self.layer = layer
 
-    def forward(self, given: Tensor, edge_index: Tensor, **options: bool) -> Tensor:
-        return self.layer(given, given, edge_index, **options)
+    def forward(self, inputs: Tensor, edge_index: Tensor, **options: bool) -> Tensor:
+        return self.layer(inputs, inputs, edge_index, **options)
 
 
 class Typed(Both):
     """A layer of typed edges."""
 
-    def forward(self, given: Tensor, edge_index: Tensor, **options: bool) -> Tensor:
-        return self.layer(given, edge_index, torch.arange(E) % 3, **options)
+    def forward(self, inputs: Tensor, edge_index: Tensor, **options: bool) -> Tensor:
+        return self.layer(inputs, edge_index, torch.arange(E) % 3, **options)
 
 
 @pytest.mark.one_of(3)
@@ -261,10 +261,10 @@ def test_the_result_is_made_of_the_weights_that_leave(case):
         assert type(alpha) is Tensor
         seen: list[Tensor] = []
         alpha.register_hook(seen.append)
-        found = torch.autograd.grad(out.square().sum(), (alpha, *layer.parameters()),
+        actual = torch.autograd.grad(out.square().sum(), (alpha, *layer.parameters()),
                                     materialize_grads=True)  # fmt: skip
         torch.nn.Parameter(alpha.detach())
-        return [out, alpha, *seen, *found]
+        return [out, alpha, *seen, *actual]
 
     stock = run()
     assert len(stock) == 4 + len(list(layer.parameters()))
@@ -294,8 +294,8 @@ class Own(pyg.MessagePassing):
         super().__init__(node_dim=0)
         self.q, self.k = torch.nn.Linear(F, 8), torch.nn.Linear(F, 8)
 
-    def forward(self, given: Tensor, edge_index: Tensor, factor: Tensor) -> Tensor:
-        q, k = self.q(given).view(-1, 2, 4), self.k(given).view(-1, 2, 4)
+    def forward(self, inputs: Tensor, edge_index: Tensor, factor: Tensor) -> Tensor:
+        q, k = self.q(inputs).view(-1, 2, 4), self.k(inputs).view(-1, 2, 4)
         return self.propagate(edge_index, q=q, k=k, factor=factor)
 
     def message(

@@ -63,11 +63,11 @@ def outcome(layer: Any, *args: Any, **kwargs: Any) -> Any:
 def assert_same_outcome(layer: Any, *args: Any, **kwargs: Any) -> None:
     expected = outcome(layer, *args, **kwargs)
     with pyg_accel.patched():
-        found = outcome(layer, *args, **kwargs)
+        actual = outcome(layer, *args, **kwargs)
     if isinstance(expected, type):
-        assert found is expected
+        assert actual is expected
     else:
-        torch.testing.assert_close(found, expected, equal_nan=True)
+        torch.testing.assert_close(actual, expected, equal_nan=True)
 
 
 @pytest.mark.one_of(2)

@@ -122,9 +122,9 @@ def test_the_slowest_comes_first():
 def test_the_report_prints_a_table_to_the_given_file_or_standard_output(capsys):
     calls()
     file = io.StringIO()
-    found = pyg_accel.report(file)
+    actual = pyg_accel.report(file)
     assert capsys.readouterr().out == ""
-    assert file.getvalue() == f"{found}\n"
+    assert file.getvalue() == f"{actual}\n"
     pyg_accel.report()
     assert capsys.readouterr().out == file.getvalue()
     first, head, *_ = file.getvalue().splitlines()

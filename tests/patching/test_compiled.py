@@ -137,8 +137,8 @@ def test_what_a_message_reads_from_its_layer_is_guarded(name, dynamic):
             for attribute, value in change.items():
                 setattr(layer, attribute, value)
             x, edges = graph()
-            found, kept = compiled(x, edges), getattr(layer, "kept", None)
-            torch.testing.assert_close(found, layer(x, edges))
+            actual, kept = compiled(x, edges), getattr(layer, "kept", None)
+            torch.testing.assert_close(actual, layer(x, edges))
             torch.testing.assert_close(kept, getattr(layer, "kept", None))
 
 
@@ -262,8 +262,8 @@ def test_the_default_backend_gives_the_results_of_stock():
     x.requires_grad_()
     expected = results(model, model, x, edges)
     with pyg_accel.patched():
-        found = results(torch.compile(model, fullgraph=True), model, x, edges)
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+        actual = results(torch.compile(model, fullgraph=True), model, x, edges)
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
 
 class Broken(Layer):
@@ -301,8 +301,8 @@ def test_dropout_in_a_message_draws_the_numbers_of_stock(kind, report_of):
 
     expected = two_calls(layer)
     with pyg_accel.patched():
-        found = two_calls(torch.compile(layer, backend="aot_eager", fullgraph=True))
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+        actual = two_calls(torch.compile(layer, backend="aot_eager", fullgraph=True))
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
     assert all(row.formula for row in report_of())
 
 

@@ -106,9 +106,9 @@ def test_default_settings_give_the_results_of_stock_at_any_size(name, sizes, rep
     with pyg_accel.patched():
         compiled = torch.compile(model, backend=backend, fullgraph=whole, dynamic=dynamic)
         for call, right in zip(calls, expected, strict=True):
-            found = outcome(compiled, model, *call)
+            actual = outcome(compiled, model, *call)
             scale = max(float(t.detach().abs().max()) for t in right)
-            torch.testing.assert_close(found, right, rtol=1e-4, atol=2e-5 * scale)
+            torch.testing.assert_close(actual, right, rtol=1e-4, atol=2e-5 * scale)
     reasons = {row.reason for row in report_of() if not row.formula}
     expected_reasons = {f"torch.compile: small: fewer than {fewest} edges"}
     if name == "eg":  # PyG's at any size
@@ -189,8 +189,8 @@ def test_the_default_backend_trains_models_of_two_layers(name, edges):
     graph = torch.randint(0, 200, (2, edges))
     expected = results(model, model, x, graph)
     with pyg_accel.patched():
-        found = results(torch.compile(model, dynamic=True), model, x, graph)
-    torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-8)
+        actual = results(torch.compile(model, dynamic=True), model, x, graph)
+    torch.testing.assert_close(actual, expected, rtol=1e-8, atol=1e-8)
 
 
 @pytest.mark.full

@@ -66,8 +66,8 @@ def test_distributed_data_parallel_averages_the_gradients_of_patched_models(tmp_
         net(data.x, data.edge_index).square().mean().backward()
         expected.append(gradients(net))
     for rank in range(2):
-        found = torch.load(tmp_path / f"gradients-{rank}.pt", weights_only=True)
-        for ours, first, second in zip(found, *expected, strict=True):
+        actual = torch.load(tmp_path / f"gradients-{rank}.pt", weights_only=True)
+        for ours, first, second in zip(actual, *expected, strict=True):
             torch.testing.assert_close(ours, (first + second) / 2)
 
 

@@ -49,8 +49,8 @@ def test_pools_and_aggregations_reach_it(device):
     batch = batch.to(device)
     expected = global_max_pool(x, batch), MaxAggregation()(x, batch, dim_size=40)
     with pyg_accel.patched():
-        found = global_max_pool(x, batch), MaxAggregation()(x, batch, dim_size=40)
-    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+        actual = global_max_pool(x, batch), MaxAggregation()(x, batch, dim_size=40)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0)
 
 
 @pytest.fixture

@@ -50,13 +50,13 @@ def in_a_fork(function: Callable[[], Any]) -> Any:
     theirs.close()
     try:
         assert mine.poll(60), "the child does not answer"
-        found = mine.recv()
+        actual = mine.recv()
     finally:
         child.kill()
         child.join()
-    if isinstance(found, BaseException):
-        raise found
-    return found
+    if isinstance(actual, BaseException):
+        raise actual
+    return actual
 
 
 @pytest.mark.each
@@ -70,15 +70,15 @@ def test_a_fork_after_patch_calls_layers_forward_and_backward(name, warm):
 
     def child() -> tuple[list[Any], list[str]]:
         pyg_accel.reset_report()
-        found = [[t.tolist() for t in step(layer, *call)] for call in calls * 2]
-        return found, [row.formula for row in pyg_accel.report(open("/dev/null", "w")).rows]
+        actual = [[t.tolist() for t in step(layer, *call)] for call in calls * 2]
+        return actual, [row.formula for row in pyg_accel.report(open("/dev/null", "w")).rows]
 
     with pyg_accel.patched():
         for _ in range(warm):
             step(layer, *calls[0])
-        found, formulas = in_a_fork(child)
+        actual, formulas = in_a_fork(child)
         here = [step(layer, *call) for call in calls]
-    for right, mine in zip(expected * 2, found, strict=True):
+    for right, mine in zip(expected * 2, actual, strict=True):
         torch.testing.assert_close([torch.tensor(t) for t in mine], right, rtol=1e-4, atol=1e-5)
     for right, mine in zip(expected, here, strict=True):
         torch.testing.assert_close(mine, right, rtol=1e-4, atol=1e-5)
@@ -97,9 +97,9 @@ def test_a_fork_can_unpatch_and_its_parent_stays_patched(report_of):
 
     with pyg_accel.patched():
         layer(x, edges)
-        found, rows = in_a_fork(child)
+        actual, rows = in_a_fork(child)
         pyg_accel.reset_report()
         torch.testing.assert_close(layer(x, edges), expected)
         assert [bool(row.formula) for row in report_of()] == [True]
-    torch.testing.assert_close(torch.tensor(found), expected)
+    torch.testing.assert_close(torch.tensor(actual), expected)
     assert rows == 0

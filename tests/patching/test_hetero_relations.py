@@ -86,10 +86,10 @@ def test_the_graphs_of_a_capture_are_stacked_if_they_are_known(report_of):
         assert not [row for row in report_of() if row.layer == "HeteroConv"]
         layer(x, edges)
         with as_captured():
-            found = layer(x, edges)
+            actual = layer(x, edges)
     assert [row.calls for row in report_of() if row.layer == "HeteroConv"] == [2]
     for name, out in expected.items():
-        torch.testing.assert_close(found[name], out)
+        torch.testing.assert_close(actual[name], out)
 
 
 def few(typed: tuple[Any, Any], relations: int = 18) -> tuple[Any, Any]:
@@ -140,11 +140,11 @@ def test_stacked_relations_equal_stock(same_as_stock, report_of, name):
     x, edges = few(typed_graph())
     if name == "no nodes":
         x["type1"] = torch.zeros(0, WIDTH, dtype=torch.float64, requires_grad=True)
-    given = change(edges)
-    same_as_stock(hetero(edges, make(), aggr=aggr), x, given)
+    inputs = change(edges)
+    same_as_stock(hetero(edges, make(), aggr=aggr), x, inputs)
     (row,) = report_of()
     reduce = "sum" if "aggregations" in name else "mean"
-    assert (row.layer, row.formula) == ("HeteroConv", f"{reduce}_j u0, {len(given)} relations")
+    assert (row.layer, row.formula) == ("HeteroConv", f"{reduce}_j u0, {len(inputs)} relations")
 
 
 @pytest.mark.one_of(2)
@@ -174,7 +174,7 @@ def own_forward(layer: pyg.HeteroConv) -> None:
 
 def own_step(layer: pyg.HeteroConv) -> None:
     conv = first(layer)
-    conv.edge_update = lambda *args, step=conv.edge_update, **given: 2 * step(*args, **given)
+    conv.edge_update = lambda *args, step=conv.edge_update, **inputs: 2 * step(*args, **inputs)
 
 
 def new_roots(layer: pyg.HeteroConv) -> None:
@@ -229,9 +229,9 @@ def test_autocast_is_left_to_the_layers(report_of):
     with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
         expected = layer(x, edges)
         with pyg_accel.patched():
-            found = layer(x, edges)
+            actual = layer(x, edges)
     for name, out in expected.items():
-        torch.testing.assert_close(found[name], out, rtol=0.05, atol=0.05)
+        torch.testing.assert_close(actual[name], out, rtol=0.05, atol=0.05)
     assert "HeteroConv" not in {row.layer for row in report_of()}
 
 

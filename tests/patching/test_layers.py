@@ -223,9 +223,9 @@ def test_an_int32_edge_index_gives_what_int64_gives(aggr):
     layer, x, edges = Layer(aggr), features(N, WIDTH), world().edge_index
     expected = layer(x, edges)
     with pyg_accel.patched():
-        found = layer(x, edges.int())
-    torch.testing.assert_close(found, expected)
-    grads = [torch.autograd.grad(out.sin().sum(), x)[0] for out in (found, expected)]
+        actual = layer(x, edges.int())
+    torch.testing.assert_close(actual, expected)
+    grads = [torch.autograd.grad(out.sin().sum(), x)[0] for out in (actual, expected)]
     torch.testing.assert_close(*grads)
 
 
@@ -288,5 +288,5 @@ def test_a_graph_that_was_first_seen_in_inference_mode_trains(name, always):
     with pyg_accel.patched():
         with torch.inference_mode():
             layer(x, edges)
-        for found, expected in zip(gradients(), wanted, strict=True):
-            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+        for actual, expected in zip(gradients(), wanted, strict=True):
+            torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)

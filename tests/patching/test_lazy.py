@@ -78,14 +78,14 @@ def heads(j: Tensor, e: Tensor) -> Tensor:
 
 def tables() -> dict[str, dict[str, str]]:
     """The messages of ``messages.txt``, by section, and the formulas that they become."""
-    found: dict[str, dict[str, str]] = {}
+    actual: dict[str, dict[str, str]] = {}
     for line in Path(__file__).with_name("messages.txt").read_text().splitlines()[2:]:
         if line.startswith("["):
-            section = found[line[1 : line.index("]")]] = {}
+            section = actual[line[1 : line.index("]")]] = {}
         elif line:
             text, _, formula = line.partition(" -> ")
             section[text] = formula
-    return found
+    return actual
 
 
 MESSAGES = tables()
@@ -132,9 +132,9 @@ def test_linear_layers_that_do_not_fit_do_as_in_stock(text, width, same_as_stock
     try:
         layer(*args)
     except (RuntimeError, IndexError) as error:
-        with pyg_accel.patched(), pytest.raises(type(error)) as found:
+        with pyg_accel.patched(), pytest.raises(type(error)) as actual:
             layer(*args)
-        assert str(found.value) == str(error)
+        assert str(actual.value) == str(error)
     else:
         same_as_stock(layer, *args)
 

@@ -52,19 +52,19 @@ def corrupt(edge_index: Tensor) -> None:
 @pytest.mark.parametrize("edges", [200, 12_000], ids=["small", "large"])
 def test_what_a_user_calls_returns_tensors_of_his_own(function, edges):
     edge_index, weight = torch.randint(0, 300, (2, edges)), torch.rand(edges)
-    given = (edge_index,), (edge_index, weight)
-    expected, stock, public = [function(*args) for args in given], function.__code__, function
+    inputs = (edge_index,), (edge_index, weight)
+    expected, stock, public = [function(*args) for args in inputs], function.__code__, function
     with pyg_accel.patched():
         assert function.__code__ is not stock
         pyg.GCNConv(4, 3)(torch.randn(300, 4), edge_index, weight)
-        for args, right in zip(given, expected, strict=True):
+        for args, right in zip(inputs, expected, strict=True):
             rows, first = public(*args)[0].unbind(), public(*args)
             second = public(*args)
             corrupt(second[0])
             if second[1] is not None:
                 second[1].zero_()
-            for found in (rows, first[0], public(*args)[0]):
-                torch.testing.assert_close(found[1], right[0][1])
+            for actual in (rows, first[0], public(*args)[0]):
+                torch.testing.assert_close(actual[1], right[0][1])
             torch.testing.assert_close(first[1], right[1])
 
 
@@ -303,9 +303,9 @@ def test_weights_that_are_trained_and_frozen_in_turns_are_normalised_anew(optimi
             frozen = same if alias else weight.requires_grad_(False)
             with torch.no_grad():
                 conv(x, edges, frozen)
-                found = conv(x, edges, frozen)
+                actual = conv(x, edges, frozen)
                 right = conv(x, edges, frozen.clone())
-            torch.testing.assert_close(found, right)
+            torch.testing.assert_close(actual, right)
             weight.requires_grad_()
             conv(x, edges, weight).square().sum().backward()
             step.step()
@@ -346,13 +346,13 @@ def test_tensors_of_a_graph_can_be_swapped(make, everything):
             for _ in range(4):
                 model(x)
             model.load_state_dict(other.state_dict())
-            found = [model(x) for _ in range(3)]
+            actual = [model(x) for _ in range(3)]
             model.double()
             double = model(x.double())
         right = other(x)
     finally:
         torch.__future__.set_swap_module_params_on_conversion(False)
-    for out in found:
+    for out in actual:
         torch.testing.assert_close(out, right)
     torch.testing.assert_close(double, right.double(), rtol=1e-4, atol=1e-5)
 
@@ -365,6 +365,6 @@ def test_an_edge_index_that_was_given_other_data_is_another(always):
         for _ in range(2):
             conv(x, edges)
         edges.data = torch.randint(0, 9, (2, 30))
-        found = conv(x, edges)
-    torch.testing.assert_close(found, conv(x, edges.clone()))
+        actual = conv(x, edges)
+    torch.testing.assert_close(actual, conv(x, edges.clone()))
     assert not torch.equal(held, edges)

@@ -59,13 +59,13 @@ def memories() -> Iterator[tuple[str, object]]:
 def sizes() -> dict[str, int]:
     """How much is in each of them, by name."""
     containers = (MutableMapping, MutableSequence, MutableSet)
-    found = {}
+    actual = {}
     for name, value in memories():
         if isinstance(value, functools._lru_cache_wrapper):
-            found[name] = value.cache_info().currsize
+            actual[name] = value.cache_info().currsize
         elif isinstance(value, containers) and not name.endswith("__"):
-            found[name] = len(value)
-    return found
+            actual[name] = len(value)
+    return actual
 
 
 def tensors() -> int:

@@ -150,6 +150,6 @@ def test_make_fx_records_no_example(name, options, world):
         for _ in range(2):
             model(*world)
         traced = make_fx(lambda x, edges: model(x, edges), **options)(*world)
-        found = traced(x, edges)
+        actual = traced(x, edges)
     with torch.no_grad():
-        torch.testing.assert_close(found, model(x, edges))
+        torch.testing.assert_close(actual, model(x, edges))

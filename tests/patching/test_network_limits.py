@@ -26,8 +26,8 @@ def test_small_differences_of_large_positions_keep_their_digits():
     expected = layer.double()(None, pos.double(), edges)
     layer.float()
     with pyg_accel.patched():
-        found = layer(None, pos, edges)
-    torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-6)
+        actual = layer(None, pos, edges)
+    torch.testing.assert_close(actual.double(), expected, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.one_of(2)
@@ -87,8 +87,8 @@ def test_what_looks_at_several_edges_stays_with_pyg(name, report_of):
     expected = layer(*args)
     torch.manual_seed(1)
     with pyg_accel.patched():
-        found = again(*args)
-    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+        actual = again(*args)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0)
     for one, other in zip(layer.buffers(), again.buffers(), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0)
     assert [reason in row.reason for row in report_of()] == [True]
@@ -125,7 +125,7 @@ def test_a_network_may_read_how_many_edges_there_are(same_as_stock):
 def test_a_hook_on_a_part_of_the_network_sees_what_it_sees_in_stock(name, kind, report_of):
     (layer, args), seen = case(name), []
 
-    def hook(module: nn.Module, given: Any, made: Any) -> None:
+    def hook(module: nn.Module, inputs: Any, made: Any) -> None:
         seen.append(made[0].detach().clone() if isinstance(made, tuple) else made.detach().clone())
 
     last = layer.nn[-1]

@@ -180,8 +180,8 @@ def test_gradients_have_gradients(name):
 
     expected = twice()
     with pyg_accel.patched():
-        found = twice()
-    for one, other in zip(found, expected, strict=True):
+        actual = twice()
+    for one, other in zip(actual, expected, strict=True):
         assert (one is None) == (other is None)
         if one is not None:
             torch.testing.assert_close(one, other)
@@ -195,8 +195,8 @@ def test_features_that_no_edge_reads_do_not_matter():
     x[0], x[N - 1] = torch.inf, torch.nan
     reached = layer(x, edges, e)
     with pyg_accel.patched():
-        found = layer(x, edges, e)
-    torch.testing.assert_close(found, reached, equal_nan=True)
+        actual = layer(x, edges, e)
+    torch.testing.assert_close(actual, reached, equal_nan=True)
 
 
 @pytest.mark.usefixtures("blocks")

@@ -78,10 +78,10 @@ def test_layers_are_accelerated_and_restored(tmp_path, how):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     root = Path(pyg_accel.__file__).parents[1]
-    found = os.pathsep.join([str(tmp_path), str(root)])
+    actual = os.pathsep.join([str(tmp_path), str(root)])
     run = subprocess.run(
         [sys.executable, str(script)], capture_output=True, text=True,
-        env=os.environ | {"PYTHONPATH": found},
+        env=os.environ | {"PYTHONPATH": actual},
     )  # fmt: skip
     assert run.returncode == 0, run.stderr
     assert path in run.stdout

@@ -234,10 +234,10 @@ FUNCTIONS = [
 def test_functions_are_pickled_and_copied_as_those_of_pyg(function):
     before = pickle.dumps(function)
     with pyg_accel.patched():
-        found = sys.modules[function.__module__]
+        actual = sys.modules[function.__module__]
         for name in function.__qualname__.split("."):
-            found = getattr(found, name)
-        assert found is function  # imported before or while it is patched
+            actual = getattr(actual, name)
+        assert actual is function  # imported before or while it is patched
         assert pickle.dumps(function) == before
         assert copy.deepcopy(function) is copy.copy(function) is function
         inside = pickle.dumps(functools.partial(function, 1))
@@ -269,9 +269,9 @@ def test_frames_of_functions_can_be_looked_at(x):
 def test_spawned_workers_get_the_functions_of_pyg(edge_index):
     right = utils.add_self_loops(edge_index)[0]
     with pyg_accel.patched(), multiprocessing.get_context("spawn").Pool(1) as pool:
-        ((found, _),) = pool.map(utils.add_self_loops, [edge_index])
+        ((actual, _),) = pool.map(utils.add_self_loops, [edge_index])
         softmax = pool.apply(operator.attrgetter("__qualname__"), [utils.softmax])
-    torch.testing.assert_close(found, right)
+    torch.testing.assert_close(actual, right)
     assert softmax == "softmax"
 
 

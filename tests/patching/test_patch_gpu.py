@@ -149,7 +149,7 @@ def test_layers_equal_pyg(name):
         ours = step(layer, *inputs)
     backends = {row.backend for row in pyg_accel.report().rows if row.formula}
     expected = {"deferred", "triton"} | ({"reference"} if name in RELATIONS else set())
-    assert all({*found.split("+")} <= expected for found in backends)
+    assert all({*actual.split("+")} <= expected for actual in backends)
     assert any(row.formula for row in pyg_accel.report().rows)
     assert_close(ours, theirs)
 
@@ -223,9 +223,9 @@ def test_two_streams_in_turns(name, count):
         step(layers[0], x, graphs[0])  # compiles kernels, and one graph may be built
         torch.cuda.synchronize()
         for edges in graphs:
-            for layer, stream, found in zip(layers, streams, results, strict=True):
+            for layer, stream, actual in zip(layers, streams, results, strict=True):
                 with torch.cuda.stream(stream):
-                    found.append(step(layer, x, edges))
+                    actual.append(step(layer, x, edges))
         torch.cuda.synchronize()
     for theirs, ours in zip(expected, results, strict=True):
         for one, other in zip(ours, theirs, strict=True):

@@ -117,13 +117,13 @@ def test_positional_and_named_arguments_of_propagate_work_as_in_stock(x, edge_in
     named = written(forward=lambda self, x, edges: self.propagate(edge_index=edges, x=x, size=None))
 
     def results(*args: Tensor) -> list[Tensor]:
-        found = []
+        actual = []
         for layer in (positional, named()):
             try:
-                found.append(layer(*args))
+                actual.append(layer(*args))
             except TypeError:
-                found.append(torch.tensor(torch.nan))
-        return found
+                actual.append(torch.tensor(torch.nan))
+        return actual
 
     as_stock(results, x, edge_index, equal_nan=True)
 
@@ -145,8 +145,8 @@ def test_an_aggregation_without_a_size_has_that_of_stock(aggr, x, same_as_stock)
 def test_readouts_are_pygs_and_so_are_quantiles_of_messages(x, edge_index, as_stock):
     groups, exactly = edge_index[1].sort().values[:N], {"rtol": 0, "atol": 0}
     assert as_stock(pyg.global_mean_pool, x, groups, **exactly) == {}
-    found = as_stock(pyg.SAGEConv(x.size(1), 3, aggr="median"), x, edge_index, **exactly)
-    assert [text[:1] for text in found["SAGEConv"]] == ["["]
+    actual = as_stock(pyg.SAGEConv(x.size(1), 3, aggr="median"), x, edge_index, **exactly)
+    assert [text[:1] for text in actual["SAGEConv"]] == ["["]
 
 
 # -- hooks and explanations -----------------------------------------------------------------------
@@ -165,10 +165,10 @@ HOOKS = {
 def test_hooks_run_as_in_stock_and_are_named_as_the_reason(hook, x, edge_index, as_stock):
     layer, seen = Layer(), []
     handle = getattr(layer, f"register_{hook}_hook")(HOOKS[hook](seen))
-    found = as_stock(layer, x, edge_index, rtol=0, atol=0)
+    actual = as_stock(layer, x, edge_index, rtol=0, atol=0)
     assert seen[: len(seen) // 2] * 2 == seen
     assert bool(seen) == ("pre" in hook or "propagate" in hook)
-    assert found == {"Layer": {f"[a {hook.replace('_', ' ')} hook]"}}
+    assert actual == {"Layer": {f"[a {hook.replace('_', ' ')} hook]"}}
     handle.remove()
     assert as_stock(layer, x, edge_index) == {"Layer": {"sum_j u0"}}
 
@@ -197,8 +197,8 @@ def test_an_explainer_gives_the_masks_of_stock(x, edge_index, as_stock):
             model_config={"mode": "multiclass_classification", "task_level": "node",
                           "return_type": "raw"},
         )  # fmt: skip
-        found = explainer(x, edge_index)
-        return found.node_mask, found.edge_mask
+        actual = explainer(x, edge_index)
+        return actual.node_mask, actual.edge_mask
 
     model = pyg.GCN(6, 8, 2, 3).eval()
     as_stock(masks, rtol=1e-4, atol=1e-5)

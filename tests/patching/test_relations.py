@@ -144,7 +144,7 @@ def pairs(x: Any, edge_index: Any, edge_type: Any) -> tuple[Any, ...]:
 
 GRAPHS = {
     "two kinds of nodes": ({"in_channels": (WIDTH, 5)}, pairs),
-    "the other flow": ({"flow": "target_to_source"}, lambda *given: given),
+    "the other flow": ({"flow": "target_to_source"}, lambda *inputs: inputs),
     "no edge": ({}, lambda x, edges, types: (x, edges[:, :0], types[:0])),
     "one edge": ({}, lambda x, edges, types: (x, edges[:, :1], types[:1])),
 }
@@ -152,10 +152,10 @@ GRAPHS = {
 
 @pytest.mark.parametrize("name", GRAPHS)
 def test_relations_of_other_graphs_equal_stock(same_as_stock, homogeneous, report_of, name):
-    options, given = GRAPHS[name]
+    options, inputs = GRAPHS[name]
     layer = pyg.RGCNConv(**{"in_channels": WIDTH} | options, out_channels=4,
                          num_relations=RELATIONS)  # fmt: skip
-    same_as_stock(layer.double(), *given(*homogeneous))
+    same_as_stock(layer.double(), *inputs(*homogeneous))
     assert "relations" in report_of()[0].formula
 
 
@@ -193,12 +193,12 @@ def test_what_the_stacked_kernels_do_not_know_is_a_call_a_relation(
     same_as_stock, homogeneous, report_of
 ):
     x, edge_index, edge_type = homogeneous
-    for layer, given in (
+    for layer, inputs in (
         (Twice(WIDTH, 4, RELATIONS), x),
         (pyg.RGCNConv(NODES, 4, RELATIONS), None),
     ):
         pyg_accel.reset_report()
-        same_as_stock(layer.double(), given, edge_index, edge_type)
+        same_as_stock(layer.double(), inputs, edge_index, edge_type)
         assert not any("relations" in row.formula for row in report_of())
 
 

@@ -52,8 +52,8 @@ def test_what_a_layer_read_may_be_changed_where_pyg_copies_it(name, times):
     extra = (torch.randn(E, F),) if name == "gine" else ()
     right = outcome(copy.deepcopy(layer), x, extra, times=times)
     with pyg_accel.patched():
-        found = outcome(layer, x, extra, times=times)
+        actual = outcome(layer, x, extra, times=times)
     if isinstance(right, str):
-        assert found == right
+        assert actual == right
     else:
-        torch.testing.assert_close(found, right, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(actual, right, rtol=1e-4, atol=1e-4)

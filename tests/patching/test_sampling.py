@@ -35,9 +35,9 @@ def sampled_output(layer: torch.nn.Module, *args, width: int = 5, **how) -> Tens
 
 @pytest.mark.parametrize("strategy", ["bucket", "fastrand"])
 def test_means_go_over_the_sampled_edges(x, strategy, report_of):
-    found = sampled_output(pyg.SimpleConv(aggr="mean"), x, edge_index, strategy=strategy)
+    actual = sampled_output(pyg.SimpleConv(aggr="mean"), x, edge_index, strategy=strategy)
     expected = ops.sampled_spmm(graph, x, width=5, strategy=strategy, reduce="mean")
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(actual, expected)
     (row,) = report_of()
     assert row.formula == f"mean_j u0 over 5 edges by {strategy}"
 
@@ -45,12 +45,12 @@ def test_means_go_over_the_sampled_edges(x, strategy, report_of):
 @pytest.mark.parametrize("rescale", ["row", "none"])
 def test_weighted_sums_of_a_gcn_are_sampled_and_rescaled(x, rescale, report_of):
     layer = pyg.GCNConv(6, 6, bias=False)
-    found = sampled_output(layer, x, edge_index, rescale=rescale)
+    actual = sampled_output(layer, x, edge_index, rescale=rescale)
     loops, weight = gcn_norm(edge_index, num_nodes=NODES)
     whole = Graph.from_edge_index(loops, (NODES, NODES))
     expected = ops.sampled_spmm(whole, layer.lin(x), weight, width=5, rescale=rescale,
                                 edge_order=True)  # fmt: skip
-    torch.testing.assert_close(found, expected.detach())
+    torch.testing.assert_close(actual, expected.detach())
     assert "over 5 edges by fastrand" in report_of()[0].formula
 
 
@@ -59,8 +59,8 @@ def test_a_width_above_every_degree_changes_nothing(x, always):
         layer.eval()
         with pyg_accel.patched(), torch.no_grad():
             exact = layer(x, edge_index)
-        found = sampled_output(layer, x, edge_index, width=NODES * NODES)
-        torch.testing.assert_close(found, exact)
+        actual = sampled_output(layer, x, edge_index, width=NODES * NODES)
+        torch.testing.assert_close(actual, exact)
 
 
 def test_attention_weighs_the_sampled_edges(x, report_of):
@@ -173,13 +173,13 @@ def test_compiled_models_follow_the_block(x):
         compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
         exact = compiled(x, edge_index)
         with pyg_accel.sampled(5):
-            expected, found = layer(x, edge_index), compiled(x, edge_index)
+            expected, actual = layer(x, edge_index), compiled(x, edge_index)
         again = compiled(x, edge_index)
         with pyg_accel.sampled(2):
             fewer = compiled(x, edge_index)
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(actual, expected)
     torch.testing.assert_close(again, exact)
-    assert not torch.allclose(fewer, found)
+    assert not torch.allclose(fewer, actual)
 
 
 class Mean(torch.nn.Module):
@@ -220,12 +220,12 @@ def test_calibration_finds_the_smallest_width_within_the_drop():
         return seen[-1]
 
     widths = (64, 1, 4, 32, 16)
-    found = pyg_accel.calibrate_sampling(
+    actual = pyg_accel.calibrate_sampling(
         model, data, data.val_mask, 0.02, widths=widths, metric=metric
     )
-    assert found == pyg_accel.calibrate_sampling(model, data, data.val_mask, 0.02, widths=widths)
+    assert actual == pyg_accel.calibrate_sampling(model, data, data.val_mask, 0.02, widths=widths)
     every, *scores = seen
-    assert found == sorted(widths)[len(scores) - 1]  # larger ones are not tried
+    assert actual == sorted(widths)[len(scores) - 1]  # larger ones are not tried
     assert scores[-1] >= every - 0.02
     assert all(score < every - 0.02 for score in scores[:-1])
     assert every - scores[0] > 0.1  # a single edge says little
@@ -240,9 +240,9 @@ def test_calibration_says_when_no_width_will_do():
     def same(out: Tensor, _: Tensor) -> float:
         return float(torch.allclose(out, exact, atol=1e-4))
 
-    given = (model, data, data.val_mask)
-    assert pyg_accel.calibrate_sampling(*given, widths=(1, 2), metric=same) is None
-    assert pyg_accel.calibrate_sampling(*given, widths=(1, 64), metric=same) == 64  # all edges
+    inputs = (model, data, data.val_mask)
+    assert pyg_accel.calibrate_sampling(*inputs, widths=(1, 2), metric=same) is None
+    assert pyg_accel.calibrate_sampling(*inputs, widths=(1, 64), metric=same) == 64  # all edges
 
 
 def test_calibration_takes_weights_metrics_and_matrices():
@@ -254,17 +254,17 @@ def test_calibration_takes_weights_metrics_and_matrices():
         seen.append(out.shape)
         return 0.5
 
-    found = pyg_accel.calibrate_sampling(Mean(), data, data.val_mask, metric=metric, widths=(8,))
-    assert (found, len(seen)) == (8, 2)
+    actual = pyg_accel.calibrate_sampling(Mean(), data, data.val_mask, metric=metric, widths=(8,))
+    assert (actual, len(seen)) == (8, 2)
     adj = torch.sparse_coo_tensor(data.edge_index.flip(0), data.edge_weight, (400, 400))
     matrix = adj.coalesce().to_sparse_csr()
     for name in ("adj_t", "edge_index"):
         other = Data(x=data.x, y=data.y)
         other[name] = matrix
-        found = pyg_accel.calibrate_sampling(
+        actual = pyg_accel.calibrate_sampling(
             pyg.SAGEConv(2, 2), other, data.val_mask, widths=(8,), metric=metric
         )
-        assert found == 8
+        assert actual == 8
 
 
 def test_calibration_refuses_a_model_of_which_nothing_is_sampled():
@@ -290,11 +290,11 @@ def test_calibration_of_numbers_wants_a_metric():
     several = Data(x=data.x, edge_index=data.edge_index, y=torch.ones(400, 2).long())
     with pytest.raises(ValueError, match="one class a node"):
         pyg_accel.calibrate_sampling(Mean(), several, mask)
-    found = pyg_accel.calibrate_sampling(
+    actual = pyg_accel.calibrate_sampling(
         Mean(), numbers, mask, widths=[64],
         metric=lambda out, y: -float((out[:, 0] - y).square().mean()),
     )  # fmt: skip
-    assert found == 64
+    assert actual == 64
 
 
 @pytest.mark.parametrize(
@@ -307,10 +307,10 @@ def test_calibration_of_numbers_wants_a_metric():
         ({"forward": lambda model, data: data.x[:, 0]}, r"\[N, C\]"),
     ],
 )
-def test_calibration_names_the_argument_that_does_not_fit(given, words):
+def test_calibration_names_the_argument_that_does_not_fit(inputs, words):
     data = noisy_task()
     with pytest.raises(ValueError, match=words):
-        pyg_accel.calibrate_sampling(Mean(), data, data.val_mask, **given)
+        pyg_accel.calibrate_sampling(Mean(), data, data.val_mask, **inputs)
 
 
 def test_calibration_refuses_what_does_not_fit():
@@ -335,11 +335,11 @@ def test_a_calibrated_width_keeps_the_accuracy_of_trained_models(name, conv, dat
     datasets = pytest.importorskip("benchmarks.tools.datasets")
     data = datasets.load_task(name, data_root)
     model = benchmark.model_of(conv, data, learned=True)
-    found = pyg_accel.calibrate_sampling(model, data, data.val_mask, 0.01)
-    assert found is not None
+    actual = pyg_accel.calibrate_sampling(model, data, data.val_mask, 0.01)
+    assert actual is not None
     with pyg_accel.patched(model), torch.no_grad():
         exact = benchmark.accuracy(model, data, data.test_mask)
-        with pyg_accel.sampled(found):
+        with pyg_accel.sampled(actual):
             assert benchmark.accuracy(model, data, data.test_mask) >= exact - 0.01
 
 

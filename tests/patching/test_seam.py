@@ -36,14 +36,14 @@ pytestmark = [
 def state() -> dict[str, object]:
     """Every name of PyG's modules and of torch.ops that may change."""
     names = {"pyg_lib", "SparseTensor", "spline_basis", "spline_weighting"}
-    found = {
+    actual = {
         f"{name}.{key}": value
         for name, module in list(sys.modules.items())
         if name.startswith("torch_geometric")
         for key, value in vars(module).items()
         if key.startswith("WITH_") or key in names
     }
-    return found | {"torch.ops.pyg": vars(torch.ops).get("pyg")}
+    return actual | {"torch.ops.pyg": vars(torch.ops).get("pyg")}
 
 
 @pytest.fixture

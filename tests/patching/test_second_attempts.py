@@ -43,14 +43,14 @@ class Layer(MessagePassing):
         return [t.clone() if isinstance(t, Tensor) else t for t in own]
 
 
-def after(patched: bool, given: list[bool]) -> list[Any]:
+def after(patched: bool, inputs: list[bool]) -> list[Any]:
     """Outputs of calls with features of edges or without, and what the layer is like afterwards."""
     torch.manual_seed(0)
     layer, x, e = Layer(), torch.randn(N, F), torch.randn(E, F)
     edge_index = torch.randint(0, N, (2, E))
     outs = []
     handle = pyg_accel.patch() if patched else None
-    for features in given:
+    for features in inputs:
         outs.append(layer(x, edge_index, e if features else None).detach())
     if handle is not None:
         handle.remove()
@@ -62,8 +62,8 @@ def after(patched: bool, given: list[bool]) -> list[Any]:
     [[False, False], [True, True], [False, True, True], [False, False, True, False]],
     ids=["formula", "none", "formula-none", "formula-none-formula"],
 )
-def test_state_is_changed_once_a_call(given):
-    torch.testing.assert_close(after(True, given), after(False, given), rtol=1e-3, atol=1e-3)
+def test_state_is_changed_once_a_call(inputs):
+    torch.testing.assert_close(after(True, inputs), after(False, inputs), rtol=1e-3, atol=1e-3)
 
 
 def test_verification_leaves_the_state_of_one_call(monkeypatch):

@@ -48,10 +48,10 @@ def test_edges_without_loops_are_those_of_pyg(library, edges):
 @pytest.mark.parametrize("edges", EDGES.values(), ids=EDGES)
 def test_edges_with_loops_are_those_of_pyg(edges, num_nodes, weight):
     weight = None if weight is None else torch.ones(edges.size(1))
-    found = self_loops.native(add_self_loops)(edges, weight, num_nodes=num_nodes)
+    actual = self_loops.native(add_self_loops)(edges, weight, num_nodes=num_nodes)
     right = add_self_loops(edges, weight, num_nodes=num_nodes)
-    assert torch.equal(found[0], right[0])
-    assert (found[1] is None) if weight is None else torch.equal(found[1], right[1])
+    assert torch.equal(actual[0], right[0])
+    assert (actual[1] is None) if weight is None else torch.equal(actual[1], right[1])
 
 
 @pytest.mark.each
@@ -61,10 +61,10 @@ def test_edges_with_loops_are_those_of_pyg(edges, num_nodes, weight):
 def test_normalised_edges_are_those_of_pyg(library, edges, flow, dtype):
     right, weight = gcn_norm(edges, None, 41, flow=flow, dtype=dtype)
     double = dtype == torch.float64
-    found = library.gcn_norm(edges, 41, flow == "source_to_target", double)
-    assert torch.equal(found[0], right)
-    assert found[1].dtype == dtype
-    torch.testing.assert_close(found[1], weight, rtol=1e-14 if double else 1e-6, atol=0)
+    actual = library.gcn_norm(edges, 41, flow == "source_to_target", double)
+    assert torch.equal(actual[0], right)
+    assert actual[1].dtype == dtype
+    torch.testing.assert_close(actual[1], weight, rtol=1e-14 if double else 1e-6, atol=0)
 
 
 @needs_library

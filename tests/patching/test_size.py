@@ -43,13 +43,13 @@ def numbers(tmp_path):
 
 def outcomes(layer: torch.nn.Module, *calls: tuple) -> list[str]:
     """The formulas or reasons of calls, one each."""
-    found = []
+    actual = []
     for args in calls:
         pyg_accel.reset_report()
         layer(*args)
         rows = pyg_accel.report(io.StringIO()).rows
-        found.append("; ".join(row.formula or row.reason for row in rows))
-    return found
+        actual.append("; ".join(row.formula or row.reason for row in rows))
+    return actual
 
 
 def graph(edges: int = E, nodes: int = 20) -> torch.Tensor:
@@ -159,8 +159,9 @@ def test_a_new_graph_stays_with_pyg_and_is_accelerated_when_it_comes_again(name,
         for _ in range(3):
             right.append(layer(x, edges))
         changed = graph()
-        found = outcomes(layer, (x, changed), (x, changed), (x, changed))
-        assert found[0].startswith("small: a new graph") and "_j" in found[1] and "_j" in found[2]
+        actual = outcomes(layer, (x, changed), (x, changed), (x, changed))
+        assert actual[0].startswith("small: a new graph")
+        assert "_j" in actual[1] and "_j" in actual[2]
         changed[0, 0] = (changed[0, 0] + 1) % 20  # another graph, after a change in place
         assert outcomes(layer, (x, changed))[0].startswith("small: a new graph")
     for out in right:
@@ -224,11 +225,11 @@ def test_a_layer_inside_of_a_small_one_is_judged_by_its_own_graph():
     with pyg_accel.patched(), torch.no_grad():
         for _ in range(3):
             pool(x, graph(200, 300), many)
-        found = pool(x, few, many)
+        actual = pool(x, few, many)
         pyg_accel.reset_report()
         pool(x, graph(200, 300), many)
         assert any(row.formula for row in pyg_accel.report(io.StringIO()).rows)
-    torch.testing.assert_close(found, right, rtol=1e-3, atol=1e-3 * float(right.abs().max()))
+    torch.testing.assert_close(actual, right, rtol=1e-3, atol=1e-3 * float(right.abs().max()))
 
 
 @pytest.mark.parametrize("between", [False, True])
@@ -242,8 +243,8 @@ def test_a_checkpoint_runs_a_call_alike_whatever_is_known_by_then(between):
         out = checkpoint(pool, x, few, many, use_reentrant=False)
         if between:
             pool(x, many, many)
-        found = torch.autograd.grad(out.square().sum(), x)[0]
-    torch.testing.assert_close(found, right, rtol=1e-3, atol=1e-3 * float(right.abs().max()))
+        actual = torch.autograd.grad(out.square().sum(), x)[0]
+    torch.testing.assert_close(actual, right, rtol=1e-3, atol=1e-3 * float(right.abs().max()))
 
 
 def test_a_checkpoint_of_a_new_graph_runs_a_call_alike(numbers):
@@ -255,8 +256,8 @@ def test_a_checkpoint_of_a_new_graph_runs_a_call_alike(numbers):
             layer(x, graph())
         out = checkpoint(layer, x, edges, use_reentrant=False)
         layer(x, graph())
-        found = torch.autograd.grad(out.square().sum(), x)[0]
-    torch.testing.assert_close(found, right)
+        actual = torch.autograd.grad(out.square().sum(), x)[0]
+    torch.testing.assert_close(actual, right)
 
 
 class _TwoRelations(torch.nn.Module):
@@ -290,9 +291,9 @@ def test_a_checkpoint_runs_a_call_twice_alike(name, edges):
     with pyg_accel.patched():
         for _ in range(3):
             out = checkpoint(layer, x, edge_index, *attributes, use_reentrant=False)
-            (found,) = torch.autograd.grad(out.square().sum(), x)
+            (actual,) = torch.autograd.grad(out.square().sum(), x)
             scale = float(expected.abs().max())
-            torch.testing.assert_close(found, expected, rtol=0, atol=1e-4 * scale)
+            torch.testing.assert_close(actual, expected, rtol=0, atol=1e-4 * scale)
 
 
 def test_nothing_is_left_behind_by_a_small_call_that_raises(numbers):

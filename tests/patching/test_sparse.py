@@ -92,7 +92,7 @@ def features() -> Tensor:
 
 def both(layer: torch.nn.Module, adj: Any, *more: Any, leaves: Any = ()) -> list[Any]:
     """Stock's and our results and gradients; in place of them the error, where there is one."""
-    x, found = features(), []
+    x, actual = features(), []
     wanted = [x, *leaves, *layer.parameters()]
 
     def once() -> Any:
@@ -102,15 +102,15 @@ def both(layer: torch.nn.Module, adj: Any, *more: Any, leaves: Any = ()) -> list
         except (ValueError, NotImplementedError, RuntimeError, AttributeError, TypeError) as error:
             return type(error)
 
-    found.append(once())
+    actual.append(once())
     with pyg_accel.patched():
-        found += [once(), once()]
-    return found
+        actual += [once(), once()]
+    return actual
 
 
-def assert_alike(found: list[Any]) -> None:
-    stock = found[0]
-    for ours in found[1:]:
+def assert_alike(actual: list[Any]) -> None:
+    stock = actual[0]
+    for ours in actual[1:]:
         if isinstance(stock, type):
             assert ours is stock
         else:
@@ -149,8 +149,8 @@ def test_values_that_are_learned_get_the_gradients_of_stock(name):
 @pytest.mark.parametrize("layout", ["csr", "csc", "coo"])
 def test_a_torch_matrix_that_is_learned_gets_the_gradients_of_stock(layout):
     adj = MATRICES[layout](torch.rand(E, dtype=torch.float64)).requires_grad_()
-    found = both(LAYERS["graph"]().double(), adj)
-    assert_alike(found)
+    actual = both(LAYERS["graph"]().double(), adj)
+    assert_alike(actual)
 
 
 RUNS = {
@@ -217,8 +217,8 @@ def test_training_steps_on_a_matrix_equal_stock(model):
 
     expected = train()
     with pyg_accel.patched():
-        found = train()
-    torch.testing.assert_close(found, expected)
+        actual = train()
+    torch.testing.assert_close(actual, expected)
 
 
 def test_values_that_change_in_place_are_seen():
@@ -229,8 +229,8 @@ def test_values_that_change_in_place_are_seen():
         with pyg_accel.patched():
             layer(x, adj)
             (adj.values() if isinstance(adj, Tensor) else adj.storage.value()).mul_(3)
-            found = layer(x, adj)
-        torch.testing.assert_close(found, layer(x, adj))
+            actual = layer(x, adj)
+        torch.testing.assert_close(actual, layer(x, adj))
 
 
 def test_a_matrix_with_columns_beyond_its_size_is_left_to_pyg(report_of):
@@ -252,8 +252,8 @@ def test_attention_weights_come_back_as_a_matrix(verified):
     right, (_, right_weights) = layer(x, edge_index, return_attention_weights=True)
     settings.verify = verified
     with pyg_accel.patched():
-        found, (matrix, weights) = layer(x, adj, return_attention_weights=True)
+        actual, (matrix, weights) = layer(x, adj, return_attention_weights=True)
     assert weights.shape == right_weights.shape
     torch.testing.assert_close(weights.sum(), right_weights.sum())
     assert matrix.layout == adj.layout
-    torch.testing.assert_close(found, right)
+    torch.testing.assert_close(actual, right)

@@ -58,12 +58,12 @@ def assert_near(ours: list[Tensor], right: list[Tensor]) -> None:
 def test_layers_run_where_their_tensors_are(name):
     torch.cuda.set_device(0)
     layer = LAYERS[name]().to("cuda:1")
-    given = [torch.randn(NODES, WIDTH, device="cuda:1"), make_graph().to("cuda:1")]
+    inputs = [torch.randn(NODES, WIDTH, device="cuda:1"), make_graph().to("cuda:1")]
     if name == "GINE":
-        given.append(torch.randn(EDGES, 5, device="cuda:1"))
-    right = step(layer, *given)
+        inputs.append(torch.randn(EDGES, 5, device="cuda:1"))
+    right = step(layer, *inputs)
     with pyg_accel.patched():
-        assert_near(step(layer, *given), right)
+        assert_near(step(layer, *inputs), right)
     assert torch.cuda.current_device() == 0
 
 
@@ -121,6 +121,6 @@ def test_distributed_data_parallel_averages_gradients_over_nccl(tmp_path):
         net(torch.randn(NODES, WIDTH), make_graph(rank)).square().mean().backward()
         expected.append([p.grad for p in net.parameters()])
     for rank in range(2):
-        found = torch.load(tmp_path / f"gradients-{rank}.pt", weights_only=True)
-        for ours, first, second in zip(found, *expected, strict=True):
+        actual = torch.load(tmp_path / f"gradients-{rank}.pt", weights_only=True)
+        for ours, first, second in zip(actual, *expected, strict=True):
             torch.testing.assert_close(ours, (first + second) / 2, rtol=1e-3, atol=1e-5)

@@ -38,9 +38,9 @@ def test_two_parts_sample_what_one_sampler_does(disjoint: bool, csc: bool):
     for _ in range(2):
         part = source % 2
         order = torch.where(part == 0, (part == 0).cumsum(0), (part == 1).cumsum(0)) - 1
-        found = [dist_neighbor_sample(rowptr, col, source[part == p], -1) for p in range(2)]
+        actual = [dist_neighbor_sample(rowptr, col, source[part == p], -1) for p in range(2)]
         merged, ids, of, numbers = merge_sampler_outputs(
-            [f[0] for f in found], [f[1] for f in found], [f[2] for f in found], part.tolist(),
+            [f[0] for f in actual], [f[1] for f in actual], [f[2] for f in actual], part.tolist(),
             order.tolist(), 2, -1, batch, disjoint,
         )  # fmt: skip
         nodes.append(merged)

@@ -31,13 +31,13 @@ def test_rows_are_reduced_by_index_and_by_pointers(reduce: str):
         getattr(torch, f"a{reduce}" if reduce in ("min", "max") else reduce)(src[begin:end], 0)
         for begin, end in pairwise(PTR)
     ])  # fmt: skip
-    for found in (
+    for actual in (
         ops.scatter(src, INDEX, 0, reduce=reduce),
         ops.scatter(src.t(), INDEX, -1, reduce=reduce).t(),
         ops.segment_coo(src, INDEX, reduce=reduce),
         ops.segment_csr(src, PTR, reduce=reduce),
     ):
-        torch.testing.assert_close(found, wanted)
+        torch.testing.assert_close(actual, wanted)
     assert gradcheck(lambda t: ops.scatter(t, INDEX, 0, reduce=reduce), rows().requires_grad_())
 
 
@@ -89,8 +89,8 @@ def test_segments_and_groups_are_multiplied(bias: bool):
                           for row, i in zip(x, INDEX, strict=True)])  # fmt: skip
     torch.testing.assert_close(ops.segment_matmul(x, PTR, weight, b), wanted)
     parts = list(x.split(PTR.diff().tolist()))
-    found = ops.grouped_matmul(parts, list(weight), None if b is None else list(b))
-    torch.testing.assert_close(torch.cat(found), wanted)
+    actual = ops.grouped_matmul(parts, list(weight), None if b is None else list(b))
+    torch.testing.assert_close(torch.cat(actual), wanted)
 
 
 @pytest.mark.parametrize("degree", [1, 2, 3])
@@ -138,12 +138,12 @@ def test_matched_nodes_are_neighbours(weighted: bool):
     rowptr, col = ring(10)
     weight = torch.rand(20).half() if weighted else None
     torch.manual_seed(4)
-    found = ops.graclus_cluster(rowptr, col, weight)
+    actual = ops.graclus_cluster(rowptr, col, weight)
     torch.manual_seed(4)
     first = -torch.arange(20)  # without weights
     order = torch.randperm(11)
-    assert found.tolist() == matched(rowptr, col, first if weight is None else weight, order)
-    assert found.bincount(minlength=11).max() == 2
+    assert actual.tolist() == matched(rowptr, col, first if weight is None else weight, order)
+    assert actual.bincount(minlength=11).max() == 2
 
 
 @native
@@ -182,12 +182,12 @@ def test_walks_follow_edges_with_the_likelihoods_of_node2vec(walk):
     rowptr, col = torch.tensor([0, 2, 4, 7, 7]), torch.tensor([1, 2, 0, 2, 0, 1, 3])
     torch.manual_seed(0)
     p, q = 4.0, 0.5
-    found = walk(rowptr, col, torch.zeros(40000, dtype=torch.int64), 2, p, q)
-    at_two = found[found[:, 1] == 2, 2]
+    actual = walk(rowptr, col, torch.zeros(40000, dtype=torch.int64), 2, p, q)
+    at_two = actual[actual[:, 1] == 2, 2]
     share = at_two.bincount(minlength=4) / at_two.numel()
     weight = torch.tensor([1 / p, 1.0, 0.0, 1 / q])  # back, to a neighbour of 0, and away
     torch.testing.assert_close(share, weight / weight.sum(), atol=0.01, rtol=0)
-    assert (found[:, 0] == 0).all()
+    assert (actual[:, 0] == 0).all()
     alone = walk(rowptr, col, torch.tensor([3]), 3, 1.0, 1.0)
     assert alone.tolist() == [[3, 3, 3, 3]]
 

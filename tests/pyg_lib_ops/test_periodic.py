@@ -12,14 +12,14 @@ from pyg_accel.pyg_lib.periodic import radius_graph
 def by_force(x: Tensor, r: float, cell: Tensor, pbc: tuple[bool, ...], *, loop: bool) -> set:
     """All edges with their offsets, of images up to 4 cells away."""
     ranges = [range(-4, 5) if along else range(1) for along in pbc]
-    found = set()
+    actual = set()
     for shift in itertools.product(*ranges):
         moved = x + torch.tensor(shift, dtype=x.dtype) @ cell
         distance = torch.cdist(x, moved)  # [target, source]
         for target, source in (distance < r).nonzero().tolist():
             if loop or source != target or any(shift):
-                found.add((source, target, *shift))
-    return found
+                actual.add((source, target, *shift))
+    return actual
 
 
 @pytest.mark.parametrize("loop", [False, True])

@@ -78,8 +78,8 @@ def test_neighbours_come_by_distance_and_index(
     search_points: Callable[..., Tensor], most: int, r: float, skip: bool, dims: int
 ):
     args = case([130, 0, 3, 1], [9, 2, 0, 1], dims)  # also empty examples, and k above their size
-    found = search_points(*args, most, r, skip)
-    assert [tuple(pair) for pair in found.t().tolist()] == truth(*args, most, r, skip=skip)
+    actual = search_points(*args, most, r, skip)
+    assert [tuple(pair) for pair in actual.t().tolist()] == truth(*args, most, r, skip=skip)
 
 
 @pytest.mark.parametrize(("most", "r"), [(5, math.inf), (5, 1.5)])
@@ -91,17 +91,17 @@ def test_cells_of_a_grid_are_searched_until_no_point_is_nearer(
     monkeypatch.setattr(kernels, "_PER_CELL", 1)
     x, y, ptr_x, ptr_y = case([60, 1], [12, 3], dims)
     x[:5] += 20  # far from the others, over many empty cells
-    found = cuda(x, y, ptr_x, ptr_y, most, r, False)
+    actual = cuda(x, y, ptr_x, ptr_y, most, r, False)
     wanted = truth(x, y, ptr_x, ptr_y, most, r, skip=False)
-    assert [tuple(pair) for pair in found.t().tolist()] == wanted
+    assert [tuple(pair) for pair in actual.t().tolist()] == wanted
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.int64])
 def test_every_dtype_is_searched(dtype: torch.dtype):
     x, y, ptr_x, ptr_y = case([12, 5], [4, 3], 3)
-    found = pyg_lib.ops.knn(x.to(dtype), y.to(dtype), 3, ptr_x, ptr_y)
+    actual = pyg_lib.ops.knn(x.to(dtype), y.to(dtype), 3, ptr_x, ptr_y)
     wanted = truth(x, y, ptr_x, ptr_y, 3, math.inf, skip=False)
-    assert [tuple(pair) for pair in found.t().tolist()] == wanted
+    assert [tuple(pair) for pair in actual.t().tolist()] == wanted
 
 
 @pytest.mark.parametrize("dims", [3, 40])
@@ -125,8 +125,8 @@ def test_an_example_that_one_side_lacks_is_empty():
 
 def test_cosine_compares_directions():
     x = torch.tensor([[10.0, 0.1], [0.1, 0.0], [0.0, 3.0]])
-    found = pyg_lib.ops.knn(x, torch.tensor([[1.0, 0.0], [1.0, 9.0]]), 2, cosine=True)
-    assert found[1].tolist() == [1, 0, 2, 0]
+    actual = pyg_lib.ops.knn(x, torch.tensor([[1.0, 0.0], [1.0, 9.0]]), 2, cosine=True)
+    assert actual[1].tolist() == [1, 0, 2, 0]
 
 
 def test_points_that_are_not_finite_are_no_neighbours():
@@ -163,21 +163,21 @@ def test_every_kernel_samples_the_same_points(dims: int, tile: int, monkeypatch)
     chosen = (ptr.diff() * 0.4).ceil().long()
     ends = torch.cat([chosen.new_zeros(1), chosen.cumsum(0)])
     first = torch.tensor([3, 0, 0, 6])
-    found = cluster.farthest_points(src, ptr, chosen, first)
-    assert found[0] == 3
-    assert found.numel() == ends[-1]
+    actual = cluster.farthest_points(src, ptr, chosen, first)
+    assert actual[0] == 3
+    assert actual.numel() == ends[-1]
     if (library := library_of(src.device)) is not None:
-        assert torch.equal(library.farthest_points(src, ptr, ends, first), found)
+        assert torch.equal(library.farthest_points(src, ptr, ends, first), actual)
     if find_spec("triton"):
         on = [t.to(DEVICE) for t in (src, ptr, ends, first)]
-        assert torch.equal(kernels.farthest_points(*on).cpu(), found)
+        assert torch.equal(kernels.farthest_points(*on).cpu(), actual)
     # Each is the farthest from those before, and the first of several.
     for start, end in zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True):
         for i in range(start + 1, end):
             b = int(torch.searchsorted(ends, i, right=True)) - 1
             mine = src[ptr[b] : ptr[b + 1]]
-            near = (mine[:, None] - src[found[start:i]]).square().sum(-1).amin(1)
-            assert int(found[i] - ptr[b]) == int((near == near.max()).nonzero()[0])
+            near = (mine[:, None] - src[actual[start:i]]).square().sum(-1).amin(1)
+            assert int(actual[i] - ptr[b]) == int((near == near.max()).nonzero()[0])
 
 
 def test_a_random_start_follows_the_seed():
@@ -203,6 +203,6 @@ def test_a_radius_whose_square_is_beyond_the_dtype(
 ):
     monkeypatch.setattr(kernels, "_IN_CELLS", 1)
     args = case([60], [12], 3)
-    found = search_points(*args, 80, r, False)
+    actual = search_points(*args, 80, r, False)
     wanted = truth(*args, 80, min(max(r, 1e-9), 1e9), skip=False)  # points are whole numbers
-    assert [tuple(pair) for pair in found.t().tolist()] == wanted
+    assert [tuple(pair) for pair in actual.t().tolist()] == wanted

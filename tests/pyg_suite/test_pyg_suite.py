@@ -64,18 +64,18 @@ def outcomes(
         cwd=work, env=environment, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert ran.returncode in (0, 1), ran.stdout[-3000:] + ran.stderr[-3000:]
-    found = {}
+    actual = {}
     for case in ElementTree.parse(junit).getroot().iter("testcase"):
         module = case.get("classname", "").rpartition(".")[2]
         kinds = {child.tag for child in case}
         failed = kinds & {"failure", "error"}
-        found[f"{module}::{case.get('name')}"] = (
+        actual[f"{module}::{case.get('name')}"] = (
             "failed" if failed else "skipped" if "skipped" in kinds else "passed"
         )
         if failed:
             message = next(child.get("message", "") for child in case if child.tag in failed)
-            found[f"{module}::{case.get('name')}"] += f": {message.splitlines()[0][:200]}"
-    return found, json.loads(facts.read_text())
+            actual[f"{module}::{case.get('name')}"] += f": {message.splitlines()[0][:200]}"
+    return actual, json.loads(facts.read_text())
 
 
 @pytest.fixture(scope="module")
@@ -100,10 +100,10 @@ def folders(request: pytest.FixtureRequest) -> tuple[str, ...]:
 def stock(
     source: Path, folders: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, str]:
-    found, _ = outcomes(source, folders, tmp_path_factory.mktemp("stock"), "stock")
-    passed = sum(outcome == "passed" for outcome in found.values())
+    actual, _ = outcomes(source, folders, tmp_path_factory.mktemp("stock"), "stock")
+    passed = sum(outcome == "passed" for outcome in actual.values())
     assert passed > (2500 if folders == ALL else 250), "it was not collected"
-    return found
+    return actual
 
 
 @pytest.mark.full

@@ -26,10 +26,10 @@ def like_stock(report_of: Any) -> Callable[..., str]:
             for number, (step, right) in enumerate(zip(steps, expected, strict=True)):
                 pyg_accel.reset_report()
                 with traces() as entered:
-                    found = Outcome(layer, step)
+                    actual = Outcome(layer, step)
                 ran = any(row.formula for row in report_of())
                 ways += "t" if entered else "p" if ran else "."
-                found.equals(right, f"step {number} of {len(steps)} ({ways})")
+                actual.equals(right, f"step {number} of {len(steps)} ({ways})")
         return ways
 
     return check

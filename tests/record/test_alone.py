@@ -206,10 +206,10 @@ def test_weights_that_are_asked_for_between_calls_of_a_program(name):
             ours = plain(layer, x, graph, return_attention_weights=asked)
             assert getattr(layer, "_alpha", None) is None
             if asked:
-                found = ours
+                actual = ours
     right = plain(layer, x, graph, return_attention_weights=True)
-    torch.testing.assert_close(found[0], right[0])
-    torch.testing.assert_close(found[1][1], right[1][1])
+    torch.testing.assert_close(actual[0], right[0])
+    torch.testing.assert_close(actual[1][1], right[1][1])
 
 
 class Reads(pyg.TransformerConv):

@@ -87,10 +87,10 @@ def test_features_changed_after_propagate_have_pygs_gradients_and_errors(
     layer = Changes(message, change, whole=whole).double()
     expected = outcomes(copy.deepcopy(layer))
     with pyg_accel.patched():
-        found = outcomes(layer)
+        actual = outcomes(layer)
         (program,) = programs.find(layer, "call" if whole else "propagate").programs
-    assert len(found) == len(expected)
-    for mine, right in zip(found, expected, strict=True):
+    assert len(actual) == len(expected)
+    for mine, right in zip(actual, expected, strict=True):
         assert (mine is None) == (right is None)
         if mine is not None:
             torch.testing.assert_close(mine, right)

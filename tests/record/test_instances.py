@@ -150,8 +150,8 @@ def test_layers_of_a_class_read_what_is_theirs(name: str) -> None:
     expected = results(SETS[name]())
     with pyg_accel.patched():
         torch.manual_seed(0)
-        found = results(SETS[name]())
-    for mine, right in zip(found, expected, strict=True):
+        actual = results(SETS[name]())
+    for mine, right in zip(actual, expected, strict=True):
         torch.testing.assert_close(mine, right, rtol=1e-4, atol=1e-4 * float(right.abs().max()))
 
 
@@ -191,8 +191,8 @@ def test_arguments_differ_in_more_than_shapes(fact: str) -> None:
     layer = Scaled(FACTS[fact], c=other, d={other: 5.0}).requires_grad_(False)
     expected = [layer(x, EDGES).detach() for x in values]
     with pyg_accel.patched():
-        found = [layer(x, EDGES).detach() for x in values]
-    for mine, right in zip(found, expected, strict=True):
+        actual = [layer(x, EDGES).detach() for x in values]
+    for mine, right in zip(actual, expected, strict=True):
         torch.testing.assert_close(mine, right, rtol=1e-4, atol=1e-4 * float(right.abs().max()))
 
 
@@ -276,12 +276,12 @@ def test_arguments_and_results_change_as_in_pyg() -> None:
     layer = Told()
 
     def told() -> list[Any]:
-        found: list[Any] = [layer(X, EDGES).tag for _ in range(3)]  # type: ignore[attr-defined]
+        actual: list[Any] = [layer(X, EDGES).tag for _ in range(3)]  # type: ignore[attr-defined]
         for scales in ({"a": 2.0, "b": 3.0}, {"a": 2.0, "b": 3.0}, {"b": 3.0, "a": 2.0}):
             seen: list[Tensor] = []
             layer(X, EDGES, seen, **scales)
-            found += [len(seen), round(float(seen[0].sum()))]
-        return found
+            actual += [len(seen), round(float(seen[0].sum()))]
+        return actual
 
     expected = told()
     with pyg_accel.patched():

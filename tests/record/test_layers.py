@@ -280,8 +280,8 @@ TABLE: dict[str, tuple[Callable[[], nn.Module], list[Step], str]] = {
 @pytest.mark.parametrize("name", TABLE)
 def test_a_change_is_seen(name: str, like_stock: Any) -> None:
     make, steps, ways = TABLE[name]
-    found = like_stock(make(), *steps)
-    assert re.fullmatch(ways, found), found
+    actual = like_stock(make(), *steps)
+    assert re.fullmatch(ways, actual), actual
 
 
 @pytest.mark.parametrize("kind", [

@@ -108,10 +108,10 @@ def test_nothing_is_kept_alive(name: str) -> None:
     layer = make()
     with pyg_accel.patched():
         for k in range(3):
-            x, edges, given = X.clone().requires_grad_(), EDGES.clone(), [t.clone() for t in more]
-            layer(x, edges, *given).sum().backward()
-            refs = [weakref.ref(t) for t in (x, edges, *given)]
-            del x, edges, given
+            x, edges, inputs = X.clone().requires_grad_(), EDGES.clone(), [t.clone() for t in more]
+            layer(x, edges, *inputs).sum().backward()
+            refs = [weakref.ref(t) for t in (x, edges, *inputs)]
+            del x, edges, inputs
             gc.collect()
             assert [ref() for ref in refs] == [None] * len(refs), k
         alive = weakref.ref(layer)

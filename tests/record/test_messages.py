@@ -255,8 +255,8 @@ TABLE: dict[str, tuple[Callable[[], nn.Module], list[Step], str]] = {
 @pytest.mark.parametrize("name", TABLE)
 def test_a_change_of_what_a_message_reads_is_seen(name: str, like_stock: Any) -> None:
     make, steps, ways = TABLE[name]
-    found = like_stock(make(), *steps)
-    assert re.fullmatch(ways, found), found
+    actual = like_stock(make(), *steps)
+    assert re.fullmatch(ways, actual), actual
 
 
 IDLE_MESSAGES: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {

@@ -142,8 +142,8 @@ def test_scales_are_products_of_weights(target: int, loops: bool) -> None:
     weighted, weight = gcn_norm(edges, None, N, False, loops, flow, torch.float64)
     right = torch.zeros(N, N, dtype=torch.float64)
     right.index_put_((weighted[target], weighted[1 - target]), weight, accumulate=True)
-    found = ops.spmm(matrix, torch.eye(N, dtype=torch.float64))
-    torch.testing.assert_close(scale * found * scale.t(), right)
+    actual = ops.spmm(matrix, torch.eye(N, dtype=torch.float64))
+    torch.testing.assert_close(scale * actual * scale.t(), right)
 
 
 @pytest.mark.parametrize("backend", ["reference", "triton"])
@@ -156,15 +156,15 @@ def test_graphs_replace_self_loops(reduce: str, loops: int, backend: str, by_edg
     listed = add_self_loops(remove_self_loops(edges)[0], num_nodes=N)[0]
     listed = listed[:, : listed.size(1) - N + loops]
     with use_backend(backend):
-        found = Graph.of_edges(edges, 1, N, N, loops=loops)
+        actual = Graph.of_edges(edges, 1, N, N, loops=loops)
         results = []
-        for matrix in (found, Graph.of_edges(listed, 1, N, N)):
+        for matrix in (actual, Graph.of_edges(listed, 1, N, N)):
             out = ops.gspmm(matrix, "relu(add(u0,v1))", [x, x.sin()], reduce=reduce)
             results.append((out, *torch.autograd.grad(out.square().sum(), x)))
-        assert not found.built
+        assert not actual.built
     torch.testing.assert_close(results[0], results[1])
-    assert found.build().num_edges == listed.size(1)
+    assert actual.build().num_edges == listed.size(1)
     with use_backend("reference"):
         torch.testing.assert_close(
-            ops.gspmm(found, "relu(add(u0,v1))", [x, x.sin()], reduce=reduce), results[0][0]
+            ops.gspmm(actual, "relu(add(u0,v1))", [x, x.sin()], reduce=reduce), results[0][0]
         )

@@ -174,10 +174,10 @@ def test_a_first_call_in_a_checkpoint(like_stock: Any) -> None:
         like_stock(LAYERS[name][0](), step, step, call(), step)
 
 
-def sampled_call(layer: nn.Module, given: tuple[Any, ...], **how: Any) -> Tensor:
+def sampled_call(layer: nn.Module, inputs: tuple[Any, ...], **how: Any) -> Tensor:
     torch.manual_seed(5)
     with torch.no_grad(), pyg_accel.sampled(**how) if how else contextlib.nullcontext():
-        out: Tensor = layer(X, EDGES, *given)
+        out: Tensor = layer(X, EDGES, *inputs)
     return out
 
 
@@ -185,7 +185,7 @@ def sampled_call(layer: nn.Module, given: tuple[Any, ...], **how: Any) -> Tensor
 @pytest.mark.parametrize("name", LAYERS)
 def test_samples_of_edges(name: str, report_of: Any) -> None:
     """Calls with a plan compute what traced ones do, with each sample of its own."""
-    make, given = LAYERS[name]
+    make, inputs = LAYERS[name]
     layer = make().eval()
     ways: list[dict[str, Any]] = [
         {"width": 2}, {"width": 2, "rescale": "none"}, {"width": 3, "strategy": "bucket"},
@@ -195,15 +195,15 @@ def test_samples_of_edges(name: str, report_of: Any) -> None:
         expected = []
         for how in ways:
             programs.forget()
-            expected.append(sampled_call(layer, given, **how))
+            expected.append(sampled_call(layer, inputs, **how))
         told = {(row.formula, row.backend) for row in report_of()}
         pyg_accel.reset_report()
         programs.forget()
         for lap in range(2):
             with traces() as entered:
                 for how, out in zip(ways, expected, strict=True):
-                    found = sampled_call(layer, given, **how)
-                    torch.testing.assert_close(found, out, rtol=0, atol=0)
+                    actual = sampled_call(layer, inputs, **how)
+                    torch.testing.assert_close(actual, out, rtol=0, atol=0)
             # A softmax and a sum over a sample are two formulas.
             assert not lap or not entered or name.startswith("transformer")
     assert {(row.formula, row.backend) for row in report_of()} == told

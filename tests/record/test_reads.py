@@ -174,9 +174,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     torch.set_default_dtype(torch.float32)
 
 
-def assert_same(found: list[Any], expected: list[Any]) -> None:
-    assert len(found) == len(expected)
-    for number, (mine, right) in enumerate(zip(found, expected, strict=True)):
+def assert_same(actual: list[Any], expected: list[Any]) -> None:
+    assert len(actual) == len(expected)
+    for number, (mine, right) in enumerate(zip(actual, expected, strict=True)):
         if isinstance(right, type) or isinstance(mine, type):
             assert mine == right, number
             continue
@@ -194,8 +194,8 @@ def assert_same(found: list[Any], expected: list[Any]) -> None:
 def test_a_change_of_what_code_reads_counts(name: str, place: str, folder: Path) -> None:
     expected = story(folder, READS[name], place, N, E)
     with pyg_accel.patched():
-        found = story(folder, READS[name], place, N, E)
-    assert_same(found, expected)
+        actual = story(folder, READS[name], place, N, E)
+    assert_same(actual, expected)
 
 
 @pytest.mark.full
@@ -203,5 +203,5 @@ def test_a_change_of_what_code_reads_counts(name: str, place: str, folder: Path)
 def test_a_change_counts_at_default_settings(name: str, folder: Path) -> None:
     expected = story(folder, READS[name], "forward", 3000, 60_000)
     with pyg_accel.patched():
-        found = story(folder, READS[name], "forward", 3000, 60_000)
-    assert_same(found, expected)
+        actual = story(folder, READS[name], "forward", 3000, 60_000)
+    assert_same(actual, expected)

@@ -46,21 +46,21 @@ def outcome(model: torch.nn.Module, args: tuple[Any, ...], *, train: bool) -> li
     model.zero_grad(set_to_none=True)
     with torch.set_grad_enabled(train):
         out = model(*args)
-    found = [t for t in tree_leaves(out) if isinstance(t, Tensor)]
+    actual = [t for t in tree_leaves(out) if isinstance(t, Tensor)]
     if train:
-        losses = [(t * t.detach().cos()).sum() for t in found if t.requires_grad]
+        losses = [(t * t.detach().cos()).sum() for t in actual if t.requires_grad]
         if losses:
             torch.stack(losses).sum().backward()
-        found += [p.grad for p in model.parameters() if p.grad is not None]
-    return [t.detach() for t in found]
+        actual += [p.grad for p in model.parameters() if p.grad is not None]
+    return [t.detach() for t in actual]
 
 
 def same(model: torch.nn.Module, calls: list[tuple[Any, ...]], *, train: bool) -> None:
     other = copy.deepcopy(model)
     expected = [outcome(other, args, train=train) for args in calls]
     with pyg_accel.patched():
-        found = [outcome(model, args, train=train) for args in calls]
-    for number, pair in enumerate(zip(expected, found, strict=True)):
+        actual = [outcome(model, args, train=train) for args in calls]
+    for number, pair in enumerate(zip(expected, actual, strict=True)):
         for right, mine in zip(*pair, strict=True):
             scale = float(right.abs().max().clamp(min=1)) if right.numel() else 1.0
             torch.testing.assert_close(mine, right, rtol=0, atol=1e-3 * scale,

@@ -93,10 +93,10 @@ def test_two_threads_record_at_once(name, shared, report_of):
         return [outcome(layers[thread], *given(thread, call)) for call in range(calls)]
 
     with pyg_accel.patched(), ThreadPoolExecutor(threads) as pool:
-        found = list(pool.map(work, range(threads)))
+        actual = list(pool.map(work, range(threads)))
         pyg_accel.reset_report()  # of calls that PyG ran while the other thread recorded
         again = [[outcome(layers[t], *given(t, c)) for c in range(calls)] for t in range(threads)]
-    for ours in (found, again):
+    for ours in (actual, again):
         for right, mine in zip(expected, ours, strict=True):
             torch.testing.assert_close(mine, right, rtol=1e-8, atol=1e-8)
     assert all(row.formula for row in report_of())
@@ -115,9 +115,9 @@ def test_threads_that_record_different_layers_do_not_mix_them():
         return outcome(layers[names[thread]], *given(thread, 0))
 
     with ThreadPoolExecutor(len(names)) as pool, pyg_accel.patched():
-        found = dict(zip(names, pool.map(work, range(len(names))), strict=True))
+        actual = dict(zip(names, pool.map(work, range(len(names))), strict=True))
     for name, right in expected.items():
-        torch.testing.assert_close(found[name], right, rtol=1e-8, atol=1e-8)
+        torch.testing.assert_close(actual[name], right, rtol=1e-8, atol=1e-8)
 
 
 class Slow(Gated):

@@ -51,8 +51,8 @@ def test_a_node_moves_to_the_neighbouring_community_of_largest_modularity(weight
     labels = torch.randint(6, (30,))
     sizes = torch.bincount(labels, minlength=30)
     nodes = torch.arange(0, 30, 2)
-    found = best_labels(level, labels, sizes, nodes)
-    for node, label in zip(nodes.tolist(), found.tolist(), strict=True):
+    actual = best_labels(level, labels, sizes, nodes)
+    for node, label in zip(nodes.tolist(), actual.tolist(), strict=True):
         options = {}
         near = {int(labels[v]) for v in matrix[node].nonzero().flatten().tolist() if v != node}
         for other in {int(labels[node]), *near}:
@@ -116,9 +116,9 @@ def test_planted_communities_are_found_again():
     known = torch.argsort(torch.argsort(group, stable=True))  # new numbers
     best = entries_per_column(known[edges], nodes)
     order = community_order(*_undirected(graph))
-    found = entries_per_column(torch.argsort(order)[edges], nodes)
+    actual = entries_per_column(torch.argsort(order)[edges], nodes)
     assert best > 1.2 * shuffled
-    assert found > 0.98 * best
+    assert actual > 0.98 * best
     # Nearly all pairs of neighbours in the new order were planted together.
     together = (group[order][1:] == group[order][:-1]).double().mean()
     assert float(together) > 0.95

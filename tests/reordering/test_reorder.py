@@ -73,9 +73,9 @@ def test_a_models_output_is_the_same_in_the_old_order(data, layer, method):
     expected = model(data.x, data.edge_index, **extra)
     new, inverse = pyg_accel.reorder(data, method)
     extra = {} if layer is not GAT else {"edge_attr": new.edge_attr}
-    found = model(new.x, new.edge_index, **extra)
-    torch.testing.assert_close(found[inverse], expected)
-    torch.testing.assert_close(found, expected[new.y])
+    actual = model(new.x, new.edge_index, **extra)
+    torch.testing.assert_close(actual[inverse], expected)
+    torch.testing.assert_close(actual, expected[new.y])
 
 
 def test_every_attribute_follows_its_nodes_or_edges(data):
@@ -83,9 +83,11 @@ def test_every_attribute_follows_its_nodes_or_edges(data):
     result = pyg_accel.reorder(data)
     new, order = result.data, result.order
     for key in before.keys():  # noqa: SIM118 - a Data iterates over pairs
-        kept, given = data[key], before[key]
+        value, original = data[key], before[key]
         assert (
-            torch.equal(kept, given) if isinstance(given, Tensor) else np.array_equal(kept, given)
+            torch.equal(value, original)
+            if isinstance(original, Tensor)
+            else np.array_equal(value, original)
         )
     assert torch.equal(new.x, data.x[order])
     assert torch.equal(new.y, order)

@@ -92,8 +92,8 @@ def agree(layer, conv, *args):
 
 
 def was_decided(layer):
-    found = rewritten_layers(layer)[""]
-    return bool(found.decisions and not found.reasons)
+    actual = rewritten_layers(layer)[""]
+    return bool(actual.decisions and not actual.reasons)
 
 
 OTHERS = [lambda self, x_j, edge_weight: x_j * x_j, lambda self, x_j, edge_weight: x_j + 1]

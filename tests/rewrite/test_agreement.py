@@ -70,7 +70,7 @@ def test_hooks_of_message_passing_are_called(name, late):
     conv = make()
     if late:
         fast = optimize(conv, x, edge_index)
-    getattr(conv, register)(lambda _, given, out: 3 * out)
+    getattr(conv, register)(lambda _, inputs, out: 3 * out)
     if not late:
         fast = optimize(conv, x, edge_index)
     agree(fast, conv, x, edge_index)
@@ -150,13 +150,13 @@ def test_function_transforms_see_the_layer():
     parameters = dict(model.named_parameters())
 
     def gradient(module):
-        def loss(given):
-            return torch.func.functional_call(module, given, (x, edge_index)).square().sum()
+        def loss(inputs):
+            return torch.func.functional_call(module, inputs, (x, edge_index)).square().sum()
 
         return torch.func.grad(loss)(parameters)
 
-    for found, expected in zip(gradient(fast).values(), gradient(model).values(), strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    for actual, expected in zip(gradient(fast).values(), gradient(model).values(), strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_modes_inside_of_layers_are_those_of_the_model():
@@ -273,8 +273,8 @@ def test_layers_of_users_are_rewritten_or_left_alone(make, reason):
     conv = make()
     fast = optimize(conv, *args)
     agree(fast, conv, *args)
-    found = plan(fast).layers[0].reasons
-    assert reason in "; ".join(found) if reason else not found
+    actual = plan(fast).layers[0].reasons
+    assert reason in "; ".join(actual) if reason else not actual
 
 
 @pytest.mark.one_of(2)
@@ -285,18 +285,18 @@ def test_precision_is_that_of_the_layer(make):
     conv = make(8, 4)
     fast = optimize(conv, x, edge_index)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found, expected = fast(x, edge_index), conv(x, edge_index)
-    assert found.dtype == expected.dtype
-    torch.testing.assert_close(found, expected, rtol=0.05, atol=0.05)
+        actual, expected = fast(x, edge_index), conv(x, edge_index)
+    assert actual.dtype == expected.dtype
+    torch.testing.assert_close(actual, expected, rtol=0.05, atol=0.05)
 
 
 def test_weights_of_edges_may_be_more_precise():
     x, edge_index = example()
     conv, weight = nn.GCNConv(8, 4), torch.rand(E, dtype=torch.float64)
     fast = optimize(conv, x, edge_index, weight)
-    found, expected = fast(x, edge_index, weight), conv(x, edge_index, weight)
-    assert found.dtype == expected.dtype == torch.float64
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    actual, expected = fast(x, edge_index, weight), conv(x, edge_index, weight)
+    assert actual.dtype == expected.dtype == torch.float64
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_edge_types_out_of_range_are_the_layer_s_to_refuse():

@@ -131,8 +131,8 @@ def test_models_with_any_code_give_the_results_of_pyg(name):
     layer = OptimizedModel(conv, Options(train=True))
     for _ in range(3):
         agree(layer, conv, x, edge_index)
-    found = rewritten_layers(layer)[""]
-    assert found.decisions or found.reasons
+    actual = rewritten_layers(layer)[""]
+    assert actual.decisions or actual.reasons
 
 
 def test_a_product_is_computed_before_its_operands_are_written_to():
@@ -145,8 +145,8 @@ def test_a_product_is_computed_before_its_operands_are_written_to():
     conv, (x, edge_index) = written(Base, forward=writes)().double(), inputs()
     layer, weight = OptimizedModel(conv, Options()), torch.rand(E, dtype=torch.float64)
     with torch.no_grad():
-        found = layer(x, edge_index, weight)
-        torch.testing.assert_close(found, conv(x, edge_index, weight))
+        actual = layer(x, edge_index, weight)
+        torch.testing.assert_close(actual, conv(x, edge_index, weight))
 
 
 def test_precisions_that_meet_give_that_of_the_layer():
@@ -154,8 +154,8 @@ def test_precisions_that_meet_give_that_of_the_layer():
     layer, weight = OptimizedModel(conv, Options()), torch.rand(E)
     with torch.autocast("cpu", torch.bfloat16):  # the weights make messages float32 again
         for _ in range(2):
-            found, expected = layer(x, edge_index, weight), conv(x, edge_index, weight)
-            torch.testing.assert_close(found, expected, rtol=0.1, atol=0.1)
+            actual, expected = layer(x, edge_index, weight), conv(x, edge_index, weight)
+            torch.testing.assert_close(actual, expected, rtol=0.1, atol=0.1)
     for _ in range(2):
         torch.testing.assert_close(layer(x, edge_index, weight), conv(x, edge_index, weight))
     assert rewritten_layers(layer)[""].decisions
@@ -214,9 +214,9 @@ def test_side_effects_of_a_call_happen_once(make, training):
         torch.manual_seed(1)
         expected, drawn = conv(x, edge_index), torch.rand(1)
         torch.manual_seed(1)
-        found = layer(x, edge_index)
+        actual = layer(x, edge_index)
         assert torch.equal(torch.rand(1), drawn)
-        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-10)
         torch.testing.assert_close(state(mine), state(conv), rtol=1e-10, atol=1e-10)
     assert mine.seen is seen == [1, 2, 3]
 
@@ -245,8 +245,8 @@ def test_threads_do_not_see_each_other_s_calls():
             return x
 
     conv.lin = torch.nn.Sequential(Waits(), conv.lin)
-    found = []
-    thread = threading.Thread(target=lambda: found.append(layer(x, edge_index)))
+    actual = []
+    thread = threading.Thread(target=lambda: actual.append(layer(x, edge_index)))
     thread.start()
     assert started.wait(60)
     torch.testing.assert_close(layer(x, edge_index), expected)
@@ -255,7 +255,7 @@ def test_threads_do_not_see_each_other_s_calls():
     )
     done.set()
     thread.join()
-    torch.testing.assert_close(found[0], expected)
+    torch.testing.assert_close(actual[0], expected)
 
 
 def test_arguments_come_in_any_order_and_kind():
@@ -272,8 +272,8 @@ def test_arguments_come_in_any_order_and_kind():
         ((x, edge_index, 1, 2), {"shift": 3.0, "edge_weight": weight}),
         ((x, edge_index), {"other": None}),
     ):
-        found, expected = layer(*args, **kwargs), conv(*args, **kwargs)
-        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+        actual, expected = layer(*args, **kwargs), conv(*args, **kwargs)
+        torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-10)
         assert associations(conv, *args, **kwargs).all
     assert was_decided(layer)
 

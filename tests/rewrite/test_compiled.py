@@ -80,8 +80,8 @@ def test_a_compiled_model_is_one_graph_for_all_sizes(name, train):
     for batch in batches():
         with torch.set_grad_enabled(train):
             if train:
-                found, right = (results(run, model, *batch) for run in (compiled, fast))
-                torch.testing.assert_close(found, right, rtol=1e-4, atol=1e-5)
+                actual, right = (results(run, model, *batch) for run in (compiled, fast))
+                torch.testing.assert_close(actual, right, rtol=1e-4, atol=1e-5)
             else:
                 torch.testing.assert_close(compiled(*batch), model(*batch), rtol=1e-4, atol=1e-5)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
@@ -135,8 +135,8 @@ def test_code_that_cannot_be_compiled_breaks_the_graph_and_is_right(conv, args):
     x, edge_index = next(batches())
     fast = optimize(conv, x, edge_index, *args)
     compiled = torch.compile(fast, backend="aot_eager")
-    found, right = (results(run, conv, x, edge_index, *args) for run in (compiled, conv))
-    torch.testing.assert_close(found, right, rtol=1e-4, atol=1e-5)
+    actual, right = (results(run, conv, x, edge_index, *args) for run in (compiled, conv))
+    torch.testing.assert_close(actual, right, rtol=1e-4, atol=1e-5)
 
 
 def test_a_layer_that_was_not_lifted_is_compiled_as_it_is():
@@ -158,8 +158,8 @@ def test_arguments_of_a_new_kind_break_the_graph_and_are_right():
     model, (x, edge_index) = Net().eval(), next(batches())
     compiled = torch.compile(optimize(model, x, edge_index), backend="aot_eager")
     for mode in (False, True):
-        found, right = (run.train(mode)(x, edge_index) for run in (compiled, model))
-        torch.testing.assert_close(found, right)
+        actual, right = (run.train(mode)(x, edge_index) for run in (compiled, model))
+        torch.testing.assert_close(actual, right)
 
 
 def test_exports_and_traces_run_without_this_package():

@@ -55,25 +55,25 @@ def test_gcn_has_twelve_associations_of_the_kinds_that_the_paper_names():
 
 @pytest.mark.parametrize("train", [False, True])
 def test_eight_of_gcns_associations_are_pruned_and_two_sets_of_two_promoted(train):
-    found = prune(enumerate_trees(GCN), Assumptions(train, frozenset("XW"), frozenset("DA")))
-    assert len(found.promoted) == 4
-    assert len(found.reasons) == 8
+    actual = prune(enumerate_trees(GCN), Assumptions(train, frozenset("XW"), frozenset("DA")))
+    assert len(actual.promoted) == 4
+    assert len(actual.reasons) == 8
     small_first = {"((D·(A·(D·X)))·W)", "(((D·A·D)·X)·W)"}
     product_first = {"(D·(A·(D·(X·W))))", "((D·A·D)·(X·W))"}
-    assert set(map(str, found.candidates(32, 256))) == small_first
-    assert set(map(str, found.candidates(256, 32))) == product_first
-    assert set(map(str, found.promoted)) == small_first | product_first
+    assert set(map(str, actual.candidates(32, 256))) == small_first
+    assert set(map(str, actual.candidates(256, 32))) == product_first
+    assert set(map(str, actual.promoted)) == small_first | product_first
 
 
 def test_gat_reuses_or_recomputes():
     theta = X @ W
     trees = enumerate_trees(Attend("attention", A, (theta,)) @ X @ W)
-    found = prune(trees, Assumptions())
+    actual = prune(trees, Assumptions())
     assert len(trees) == 2
-    assert set(map(str, found.candidates(32, 256))) == set(map(str, trees))
+    assert set(map(str, actual.candidates(32, 256))) == set(map(str, trees))
     reuse = "(attention(A, (X·W))·(X·W))"
-    assert list(map(str, found.candidates(256, 32))) == [reuse]
-    assert [w.name for w in found.bills[trees[-1]].forward].count("gemm") == 1
+    assert list(map(str, actual.candidates(256, 32))) == [reuse]
+    assert [w.name for w in actual.bills[trees[-1]].forward].count("gemm") == 1
 
 
 def test_a_feature_matrix_without_gradient_spares_the_product_with_the_transpose():
@@ -81,8 +81,8 @@ def test_a_feature_matrix_without_gradient_spares_the_product_with_the_transpose
     hidden = prune(tuple(trees.values()), Assumptions(True, frozenset("XW"), frozenset("A")))
     first = prune(tuple(trees.values()), Assumptions(True, frozenset("W"), frozenset("A")))
 
-    def transposed(found, text):
-        return [w.cols for w in found.bills[trees[text]].backward if w.transposed]
+    def transposed(actual, text):
+        return [w.cols for w in actual.bills[trees[text]].backward if w.transposed]
 
     assert transposed(hidden, "((A·X)·W)") == ["F"]
     assert transposed(first, "((A·X)·W)") == []
@@ -135,10 +135,10 @@ def test_expressions_that_do_not_fit_are_refused(wrong):
 
 
 def test_the_cost_model_knows_that_heads_sum_the_same_features():
-    found = associations(GATConv(32, 64, heads=4))
+    actual = associations(GATConv(32, 64, heads=4))
     shared = {
-        str(tree): [w.shared for w in found.bills[tree].forward if w.name == "spmm_weighted"]
-        for tree in found.promoted
+        str(tree): [w.shared for w in actual.bills[tree].forward if w.name == "spmm_weighted"]
+        for tree in actual.promoted
     }
     assert sorted(shared.values()) == [[False], [True]]
     assert all(("·X)·W" in tree) == flags[0] for tree, flags in shared.items())
@@ -165,10 +165,10 @@ def test_an_unpickled_tree_is_found_where_an_equal_one_is():
 @pytest.mark.parametrize(("conv", "fused"), [(GATv2Conv, {"reuse": 1, "recompute": 0}),
                                              (GATConv, {"reuse": 0, "recompute": 0})])  # fmt: skip
 def test_features_that_scores_have_read_are_not_paid_for_again(conv, fused):
-    found = associations(conv(32, 256))
+    actual = associations(conv(32, 256))
     names = {MODELS[conv.__name__.removesuffix("Conv")].families[f](32, 256): f for f in fused}
-    trees = {names[str(tree)]: tree for tree in found.all if str(tree) in names}
-    assert {f: sum(w.fused for w in found.bills[trees[f]].all) for f in fused} == fused
+    trees = {names[str(tree)]: tree for tree in actual.all if str(tree) in names}
+    assert {f: sum(w.fused for w in actual.bills[trees[f]].all) for f in fused} == fused
     x, edge_index = torch.randn(500, 32), torch.randint(500, (2, 20_000))
     (layer,) = pyg_accel.plan(conv(32, 256), x, edge_index).layers
     assert layer.trees[0].composition == ("reuse" if any(fused.values()) else "recompute")

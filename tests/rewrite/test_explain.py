@@ -47,8 +47,8 @@ def inputs():
 
 
 def test_a_plan_names_every_tree_with_its_time_and_its_verdict():
-    found = pyg_accel.plan(Net(), *inputs(), cost=Flops())
-    conv, edge = found.layers
+    actual = pyg_accel.plan(Net(), *inputs(), cost=Flops())
+    conv, edge = actual.layers
     assert (conv.path, conv.layer, conv.algebra) == ("conv", "GCNConv", "D A D X W + b")
     sizes = dict(conv.sizes)
     assert 600 <= sizes.pop("E") <= 650  # with self-loops
@@ -134,14 +134,14 @@ def test_without_price_all_only_those_that_compete_are_priced():
 
 def test_text():
     out = io.StringIO()
-    found = pyg_accel.explain(Net(), *inputs(), train=True, cost=Flops(), file=out)
+    actual = pyg_accel.explain(Net(), *inputs(), train=True, cost=Flops(), file=out)
     text = out.getvalue()
     assert text.startswith("Net: 1 of 2 layers rewritten for training\n")
     assert "12 associations" in text
     assert "decided by cost, counting" in text
     assert "not rewritten: aggregation by max" in text
     assert "▶" in text
-    assert found.layers[0].trees[0].backward
+    assert actual.layers[0].trees[0].backward
 
 
 def test_markdown_has_a_table_a_layer():
@@ -177,8 +177,8 @@ def test_text_explains_its_symbols_within_a_hundred_columns():
 def test_long_reasons_are_wrapped():
     reasons = ("it reads a value " * 12,)
     layer = plans.LayerPlan("conv", "GCNConv", "", {}, (), "", "", reasons)
-    found = plans.ModelPlan("Net", False, (layer,))
-    lines = str(found).splitlines()
+    actual = plans.ModelPlan("Net", False, (layer,))
+    lines = str(actual).splitlines()
     assert len(lines) > 3 and max(map(len, lines)) <= 100
 
 
@@ -197,8 +197,8 @@ def test_repeated_nodes_are_drawn_once():
 
 def test_the_graph_of_many_trees_says_how_many_more_there_are(tmp_path):
     path = tmp_path / "trees.dot"
-    found = pyg_accel.explain(nn.TAGConv(12, 4, K=3), *inputs(), cost=Flops(), file=str(path))
-    assert f"and {len(found.layers[0].trees) - 4} more" in path.read_text()
+    actual = pyg_accel.explain(nn.TAGConv(12, 4, K=3), *inputs(), cost=Flops(), file=str(path))
+    assert f"and {len(actual.layers[0].trees) - 4} more" in path.read_text()
 
 
 @pytest.mark.parametrize(

@@ -56,9 +56,9 @@ def largest(tensor):
 def check(conv, *args, trees=None, promoted=None):
     """Compare every tree with the layer; return how many there are."""
     conv = conv.double()
-    found = associations(conv, *args, train=True)
+    actual = associations(conv, *args, train=True)
     if trees is not None:
-        assert (len(found.all), len(found.promoted)) == (trees, promoted)
+        assert (len(actual.all), len(actual.promoted)) == (trees, promoted)
     parameters = list(conv.parameters())
     expected = run(conv, args, parameters)
     priced = OptimizedModel(conv, Options(train=True, price_all=True))
@@ -67,7 +67,7 @@ def check(conv, *args, trees=None, promoted=None):
         seconds > 0
         for seconds in rewritten_layers(priced)[""].decisions[-1].choice.seconds.values()
     )
-    for tree in found.all:
+    for tree in actual.all:
         layer = OptimizedModel(conv, Options(train=True, choose=tree))
         for _ in range(2):  # what is kept for the graph is used the second time
             for mine, theirs in zip(run(layer, args, parameters), expected, strict=True):
@@ -150,8 +150,8 @@ def test_unsupported_layers_run_unchanged_and_say_why(conv, args, reason):
     x, edge_index = features(), graph()
     for _ in range(2):
         torch.testing.assert_close(layer(x, edge_index, *args), conv(x, edge_index, *args))
-    found = rewritten_layers(layer)[""]
-    assert found.reasons and all(reason in text for text in [*found.reasons][:1])
+    actual = rewritten_layers(layer)[""]
+    assert actual.reasons and all(reason in text for text in [*actual.reasons][:1])
 
 
 class Doubled(nn.GCNConv):
@@ -223,8 +223,8 @@ def test_maxk_of_two_sets_of_nodes_and_with_weights():
 
 
 def test_the_bill_of_maxk_has_its_primitives():
-    found = associations(layers.MaxKSAGEConv(64, 32, k=8), train=True)
-    works = {str(tree): [w.name for w in found.bills[tree].all] for tree in found.promoted}
+    actual = associations(layers.MaxKSAGEConv(64, 32, k=8), train=True)
+    works = {str(tree): [w.name for w in actual.bills[tree].all] for tree in actual.promoted}
     sparse = [names for names in works.values() if "cbsr_spmm" in names]
     assert sparse
     assert all("sspmm" in names and "spmm" not in names for names in sparse)
@@ -289,24 +289,24 @@ def test_a_layer_caches_the_result_of_its_first_call(make):
     conv.reset_parameters()
     other.load_state_dict(conv.state_dict())
     layer = OptimizedModel(conv, Options())
-    for given in (args, later, later):
-        torch.testing.assert_close(layer(*given), other(*given))
+    for inputs in (args, later, later):
+        torch.testing.assert_close(layer(*inputs), other(*inputs))
     assert rewritten_layers(layer)[""].decisions
     torch.testing.assert_close(conv._cached_edge_index, other._cached_edge_index)
 
 
 def test_gat_has_the_two_associations_of_the_paper():
-    found = associations(nn.GATConv(6, 4, bias=False))
-    assert len(found.all) == len(found.promoted) == 2
-    assert len(found.candidates(32, 256)) == 2
-    assert len(found.candidates(256, 32)) == 1
+    actual = associations(nn.GATConv(6, 4, bias=False))
+    assert len(actual.all) == len(actual.promoted) == 2
+    assert len(actual.candidates(32, 256)) == 2
+    assert len(actual.candidates(256, 32)) == 1
 
 
 @pytest.mark.parametrize("layer", [nn.GATv2Conv, nn.TransformerConv])
 def test_other_attention_has_the_same_choice(layer):
-    found = associations(layer(6, 4))
-    assert len(found.promoted) == 2
-    assert len(found.candidates(32, 256)) == 2
+    actual = associations(layer(6, 4))
+    assert len(actual.promoted) == 2
+    assert len(actual.candidates(32, 256)) == 2
 
 
 def test_dropout_of_attention_follows_the_mode():

@@ -188,11 +188,11 @@ def outcome(model, mode, *args, **kwargs):
     return outs, grads, buffers
 
 
-def agree(expected, found, tolerance=1e-8):
-    for mine, theirs in zip(found[0], expected[0], strict=True):
+def agree(expected, actual, tolerance=1e-8):
+    for mine, theirs in zip(actual[0], expected[0], strict=True):
         assert mine.requires_grad == theirs.requires_grad
         torch.testing.assert_close(mine, theirs, rtol=tolerance, atol=tolerance)
-    for mine, theirs in zip(found[1:], expected[1:], strict=True):
+    for mine, theirs in zip(actual[1:], expected[1:], strict=True):
         assert list(mine) == list(theirs)
         for name, tensor in theirs.items():
             assert (tensor is None) == (mine[name] is None), name
@@ -216,8 +216,8 @@ def test_it_behaves_like_the_original(make, train):
     assert list(fast.state_dict()) == list(state)
     tolerance = 0.05 if make is Autocast else 1e-8
     for mode in (True, False, True):
-        expected, found = (outcome(m, mode, *args) for m in (other, fast))
-        agree(expected, found, tolerance)
+        expected, actual = (outcome(m, mode, *args) for m in (other, fast))
+        agree(expected, actual, tolerance)
     layers = list(rewritten_layers(fast).values())
     # A checkpoint counts what a call saves: layers inside of one are as ever.
     inside = train and make is Checkpoint

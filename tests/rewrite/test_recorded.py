@@ -171,8 +171,8 @@ def test_a_first_layer_in_front_of_maxk_multiplies_first_where_that_narrows():
 
 
 def test_layers_of_pyg_without_a_rule_take_part_where_they_are_linear():
-    found = associations(pyg.LEConv(6, 4))
-    assert "X W" in str(next(iter(found.all))).replace("·", " ") and len(found.all) > 1
+    actual = associations(pyg.LEConv(6, 4))
+    assert "X W" in str(next(iter(actual.all))).replace("·", " ") and len(actual.all) > 1
     with pytest.raises(NotLifted, match="not linear"):
         associations(pyg.ResGatedGraphConv(6, 4))
     with pytest.raises(NotLifted, match="does not run on such arguments"):
@@ -189,8 +189,8 @@ def test_arguments_may_have_any_names():
     layer = OptimizedModel(conv, Options(train=True))
     args = edge_index, x, weight
     torch.testing.assert_close(layer(*args), conv(*args))
-    found = rewritten_layers(layer)[""]
-    assert found.decisions and not found.reasons
+    actual = rewritten_layers(layer)[""]
+    assert actual.decisions and not actual.reasons
 
 
 def test_differences_are_computed_per_edge():
@@ -198,8 +198,8 @@ def test_differences_are_computed_per_edge():
     conv, args = difference().double(), inputs()
     layer = OptimizedModel(conv, Options())
     torch.testing.assert_close(layer(*args), conv(*args))
-    found = rewritten_layers(layer)[""]
-    assert "is not linear" in next(iter(found.reasons)) and not found.decisions
+    actual = rewritten_layers(layer)[""]
+    assert "is not linear" in next(iter(actual.reasons)) and not actual.decisions
 
 
 def test_sizes_and_values_may_change_between_calls():

@@ -84,8 +84,8 @@ def test_a_compiled_model_is_one_graph(model):
     compiled = torch.compile(fast, backend="aot_eager", fullgraph=True, dynamic=True)
     for nodes in (N, N // 2):
         x, edge_index = torch.randn(nodes, 33, device="cuda"), inputs()[1] % nodes
-        found, right = (outcome(run, x, edge_index) for run in (compiled, model))
-        for mine, theirs in zip(found, right, strict=True):
+        actual, right = (outcome(run, x, edge_index) for run in (compiled, model))
+        for mine, theirs in zip(actual, right, strict=True):
             scale = max(float(theirs.detach().abs().max()), 1.0)
             assert float((mine - theirs).detach().abs().max()) <= 1e-3 * scale
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
@@ -106,6 +106,6 @@ def test_a_model_can_move_to_the_gpu():
     fast = optimize(model, x, edge_index).eval()
     with torch.no_grad():
         expected = fast(x, edge_index)
-        found = fast.cuda()(x.cuda(), edge_index.cuda())
-    torch.testing.assert_close(found.cpu(), expected, rtol=1e-3, atol=1e-4)
+        actual = fast.cuda()(x.cuda(), edge_index.cuda())
+    torch.testing.assert_close(actual.cpu(), expected, rtol=1e-3, atol=1e-4)
     assert not any(layer.reasons for layer in rewritten_layers(fast).values())

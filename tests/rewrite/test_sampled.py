@@ -46,11 +46,11 @@ LAYERS = {
 @pytest.mark.parametrize("name", LAYERS)
 def test_every_tree_takes_the_sample_of_patched_layers(name, strategy, rescale):
     conv, (x, edge_index) = LAYERS[name]().eval(), inputs()
-    found = associations(conv, x, edge_index)
+    actual = associations(conv, x, edge_index)
     exact = conv(x, edge_index)
     with pyg_accel.patched(), pyg_accel.sampled(WIDTH, strategy, rescale=rescale):
         right = conv(x, edge_index)
-        for tree in found.all:
+        for tree in actual.all:
             layer = OptimizedModel(conv, Options(choose=tree))
             torch.testing.assert_close(layer(x, edge_index), right, msg=str(tree))
         assert not torch.allclose(right, exact) or name == "maxk"

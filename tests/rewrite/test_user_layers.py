@@ -41,9 +41,9 @@ def test_every_tree_gives_the_result_of_the_layer(make, columns, training):
     conv, (x, edge_index) = make().double().train(training), inputs()
     shape = () if columns is None else ((E,) if columns == 0 else (E, columns))
     args = [] if columns is None else [torch.rand(shape, dtype=torch.float64)]
-    found = associations(conv, x, edge_index, *args, train=True)
-    assert len(found.all) > 1
-    for tree in found.all:
+    actual = associations(conv, x, edge_index, *args, train=True)
+    assert len(actual.all) > 1
+    for tree in actual.all:
         layer = OptimizedModel(conv, Options(train=True, choose=tree))
         agree(layer, conv, x, edge_index, *args)
         assert not rewritten_layers(layer)[""].reasons
@@ -103,9 +103,9 @@ class Gated(Layer):
 @pytest.mark.parametrize("heads", [1, 2])
 def test_user_written_attention_is_lifted(heads):
     conv, (x, edge_index) = Gated(heads).double().eval(), inputs()
-    found = associations(conv, x, edge_index)
-    assert len(found.promoted) == 2  # reuse and recompute
-    for tree in found.all:
+    actual = associations(conv, x, edge_index)
+    assert len(actual.promoted) == 2  # reuse and recompute
+    for tree in actual.all:
         fast = optimize(conv, x, edge_index, choose=tree)
         torch.testing.assert_close(outcome(fast, x, edge_index), outcome(conv, x, edge_index))
         fast.train()
@@ -145,9 +145,9 @@ LIFTED = {
 def test_sums_take_part(name):
     make, options, trees = LIFTED[name]
     conv, (x, edge_index) = make(*options).double(), inputs()
-    found = associations(conv, x, edge_index).all
-    assert len(found) > trees
-    for tree in found:
+    actual = associations(conv, x, edge_index).all
+    assert len(actual) > trees
+    for tree in actual:
         agree(optimize(conv, x, edge_index, choose=tree), conv, x, edge_index)
 
 

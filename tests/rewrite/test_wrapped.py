@@ -172,9 +172,9 @@ def test_all_layers_of_a_heterogeneous_model_are_rewritten(make, train):
     model, args = make(), hetero()
     fast = optimize(model, *args, train=train)
     agree(model, fast, *args)
-    found = plan(fast)
-    assert len(found.layers) == 4 and all(layer.trees for layer in found.layers)
-    assert all(layer.calls for layer in found.layers)
+    actual = plan(fast)
+    assert len(actual.layers) == 4 and all(layer.trees for layer in actual.layers)
+    assert all(layer.calls for layer in actual.layers)
 
 
 def test_graph_modules_are_optimised_like_any_module():
@@ -344,13 +344,13 @@ def test_explain_shows_where_layers_are_called():
             return self.b(x + h, edge_index) + self.a(h, edge_index)[:, :4]
 
     x, edge_index = inputs()
-    found = {layer.path: layer for layer in plan(Net(), x, edge_index).layers}
+    actual = {layer.path: layer for layer in plan(Net(), x, edge_index).layers}
     _, first = inspect.getsourcelines(Net.forward)
     here = f"# {Path(__file__).name}, line"
     one = f"h = self.a(x, edge_index).relu() if x.sum() < 1e9 else x  {here} {first + 1}"
     two = f"return self.b(x + h, edge_index) + self.a(h, edge_index)[:, :4]  {here} {first + 2}"
-    assert found["a"].calls == (one, two)
-    assert found["b"].calls == (two,)
+    assert actual["a"].calls == (one, two)
+    assert actual["b"].calls == (two,)
     text = " ".join(str(plan(Net(), x, edge_index)).split())
     assert f"called as {' '.join(two.split())}" in text
 
@@ -360,8 +360,8 @@ def test_a_layer_that_is_never_called_says_so():
         def forward(self, x, edge_index):
             return self.a(x, edge_index)
 
-    found = {layer.path: layer.reasons for layer in plan(Net(), *inputs()).layers}
-    assert found == {"a": (), "b": ("it was not called",)}
+    actual = {layer.path: layer.reasons for layer in plan(Net(), *inputs()).layers}
+    assert actual == {"a": (), "b": ("it was not called",)}
 
 
 class Deep(torch.nn.Module):

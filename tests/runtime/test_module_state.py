@@ -110,10 +110,10 @@ def test_modules_without_sizes_are_left_to_their_first_call():
 def test_the_tensors_of_a_module_are_those_that_are_not_put_back():
     module, extra = Holder(), torch.ones(1)
     module.lists.append({"deep": extra})
-    found = tensors_of(module)
+    actual = tensors_of(module)
 
     def has(tensor: Tensor) -> bool:
-        return any(tensor is other for other in found)
+        return any(tensor is other for other in actual)
 
     assert has(extra) and has(module.kept) and has(module.inner.weight)
     assert not has(module.inner.running_mean)

@@ -71,8 +71,8 @@ def test_no_source_of_ours_uses_a_stream_or_a_locale():
     files = [path for path in (ROOT / "csrc").rglob("*.*") if path.suffix != ".map"]
     assert len(files) > 50
     for path in files:
-        found = re.search(r"#include <(\w*stream|iomanip|locale|regex)>", path.read_text())
-        assert found is None, f"{path.name}: {found}"
+        actual = re.search(r"#include <(\w*stream|iomanip|locale|regex)>", path.read_text())
+        assert actual is None, f"{path.name}: {actual}"
 
 
 @pytest.mark.full

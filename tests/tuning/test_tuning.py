@@ -162,9 +162,9 @@ def test_what_cannot_be_tuned_is_said(tmp_path, capsys):
 )
 def test_a_window_of_dots_fits_the_shared_memory_of_every_gpu(kib, window, features, monkeypatch):
     monkeypatch.setattr(sddmm, "gpu_of", lambda index: Gpu("a GPU", 2**25, 60, kib << 10))
-    found = sddmm.most_features(window, 4, torch.device("cuda", 0))
-    assert found == features and found % 16 == 0
-    assert window * found * 4 + sddmm.RING_BYTES <= kib << 10
+    actual = sddmm.most_features(window, 4, torch.device("cuda", 0))
+    assert actual == features and actual % 16 == 0
+    assert window * actual * 4 + sddmm.RING_BYTES <= kib << 10
 
 
 def test_slower_memory_and_a_slower_l2_move_the_slices_of_dots():

@@ -30,12 +30,12 @@ def test_a_graph_without_entries_or_nodes_has_features():
 def test_small_graphs_are_measured_exactly():
     #    row 0: columns 0 and 4, row 1: none, row 2: columns 1, 1 and 2
     graph = Graph.from_csr(torch.tensor([0, 2, 2, 5]), torch.tensor([0, 4, 1, 1, 2]), num_cols=5)
-    found = GraphFeatures.of(graph)
-    assert (found.num_rows, found.num_cols, found.num_entries) == (3, 5, 5)
-    assert found.degree_max == 3
+    actual = GraphFeatures.of(graph)
+    assert (actual.num_rows, actual.num_cols, actual.num_entries) == (3, 5, 5)
+    assert actual.degree_max == 3
     mean, degrees = 5 / 3, torch.tensor([2.0, 0, 3])
-    assert found.degree_deviation == pytest.approx(float(degrees.std(unbiased=False)) / mean)
-    assert found.near == found.far == pytest.approx(4 / 5)
+    assert actual.degree_deviation == pytest.approx(float(degrees.std(unbiased=False)) / mean)
+    assert actual.near == actual.far == pytest.approx(4 / 5)
 
 
 def test_the_transpose_has_features_of_its_own():
