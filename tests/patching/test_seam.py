@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch_geometric.typing
 from torch import Tensor
-from torch_geometric import nn
+from torch_geometric import nn, utils
 from torch_geometric.data import Data
 from torch_geometric.loader import (
     ClusterData,
@@ -158,6 +158,15 @@ def test_functions_compile_and_script(patched):
     compiled = torch.compile(lambda x: nn.knn_graph(x, 3) + 0, fullgraph=True, backend="eager")
     assert torch.equal(compiled(x), nn.knn_graph(x, 3))
     assert torch.equal(torch.jit.script(nn.knn_graph)(x, 3), nn.knn_graph(x, 3))
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+@pytest.mark.parametrize("rows", [0, 9])
+def test_a_softmax_of_integers_is_floating_point(dtype, rows):
+    scores, ptr = torch.arange(rows).to(dtype), torch.tensor([0, rows // 2, rows])
+    wanted = utils.softmax(scores, ptr=ptr)
+    with pyg_accel.patched():
+        torch.testing.assert_close(utils.softmax(scores, ptr=ptr), wanted)
 
 
 def test_layers_and_models_run(patched):

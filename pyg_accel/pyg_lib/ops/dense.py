@@ -110,13 +110,13 @@ def softmax_csr(src: Tensor, ptr: Tensor, dim: int = 0) -> Tensor:
 
 
 def _softmax_csr(src: Tensor, ptr: Tensor, dim: int = 0) -> Tensor:
+    src = src if src.is_floating_point() else src * 1.0  # exponentials of integers are floats
     if src.numel() == 0:
         return src.clone()
     rows = src.movedim(dim, 0)
-    ptr = pointers("ptr", ptr, rows)
-    col = torch.zeros(rows.size(0), dtype=ptr.dtype, device=ptr.device)
-    flat = rows.reshape(rows.size(0), -1).contiguous()
-    out: Tensor = call("edge_softmax", ptr, col, None, 1, flat)
+    ptr, num_rows = pointers("ptr", ptr, rows), rows.size(0)
+    col = torch.zeros(num_rows, dtype=ptr.dtype, device=ptr.device)
+    out: Tensor = call("edge_softmax", ptr, col, None, 1, rows.reshape(num_rows, -1).contiguous())
     return out.view(rows.shape).movedim(0, dim)
 
 
