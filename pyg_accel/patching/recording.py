@@ -145,7 +145,7 @@ def recorded(
     ):
         result: Attempt | str = "another thread records a call"  # and may wait for this one
         # A checkpoint must make its call again in the same way, and other ranks make it too.
-        if _recording.acquire(timeout=60 if hooked or transformed is not None else 0):
+        if _recording.acquire(timeout=60 if hooked or running.wire is not None else 0):
             stack.callback(_recording.release)
             result = attempt(programs, layer, name, make, args, kwargs, reasons, again=not hooked)
     if isinstance(result, str):

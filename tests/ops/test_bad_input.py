@@ -29,7 +29,7 @@ OF_A_GRAPH = {
 
 @pytest.mark.parametrize("name", OF_A_GRAPH)
 @pytest.mark.parametrize(
-    "given", [EDGES, None, "graph", EDGES.tolist()], ids=lambda g: type(g).__name__
+    "inputs", [EDGES, None, "graph", EDGES.tolist()], ids=lambda g: type(g).__name__
 )
 def test_what_is_no_graph_is_refused_with_the_way_to_make_one(name, inputs):
     OF_A_GRAPH[name](GRAPH)

@@ -298,7 +298,7 @@ def test_calibration_of_numbers_wants_a_metric():
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("inputs", "words"),
     [
         ({"widths": ()}, "'widths' to be one or more"),
         ({"widths": (True,)}, "'widths' to be a whole number"),

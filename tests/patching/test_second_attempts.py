@@ -58,7 +58,7 @@ def after(patched: bool, inputs: list[bool]) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    "given",
+    "inputs",
     [[False, False], [True, True], [False, True, True], [False, False, True, False]],
     ids=["formula", "none", "formula-none", "formula-none-formula"],
 )
