@@ -143,8 +143,9 @@ def recorded(
         saved_tensors_hooks(lambda t: t, lambda t: t) if hooked else nullcontext(),
         ExitStack() as stack,
     ):
-        result: Attempt | str = "another thread records a call"  # and may wait for this one
-        # A checkpoint must make its call again in the same way, and other ranks make it too.
+        result: Attempt | str = "another thread records a call"
+        # That thread may wait for this one. So none waits for it but checkpoints, which must make
+        # their calls again in the same way, and models on several ranks, which all make them alike.
         if _recording.acquire(timeout=60 if hooked or running.wire is not None else 0):
             stack.callback(_recording.release)
             result = attempt(programs, layer, name, make, args, kwargs, reasons, again=not hooked)

@@ -126,9 +126,8 @@ def tree_cost(tree: Tree, assumed: Assumptions) -> TreeCost:
     learned: dict[Tree, bool] = {}
 
     def needs(tree: Tree) -> bool:
-        if isinstance(tree, Leaf):
-            return assumed.train and tree.name in assumed.learned
-        return assumed.train and learned[tree]
+        trained = tree.name in assumed.learned if isinstance(tree, Leaf) else learned[tree]
+        return assumed.train and trained
 
     nodes = list(nodes_of(tree))
     accumulated = {arg for n in nodes if n.op == "add" for arg in _accumulated(n)}

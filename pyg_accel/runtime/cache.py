@@ -70,7 +70,7 @@ def memory_of(tensor: Tensor) -> int:
 
     For tensor subclasses and sparse tensors, it is the ``id()``.
     """
-    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):  # inside of vmap and the like
         tensor = torch._C._functorch.get_unwrapped(tensor)
     if type(tensor) not in _PLAIN or tensor.layout is not _STRIDED:
         return id(tensor)
