@@ -20,7 +20,7 @@ from torch._dynamo.eval_frame import skip_code
 from torch.nn import Module
 
 from pyg_accel.backends.dispatch import record_choices
-from pyg_accel.costs import Work, fewest_edges, size_reasons
+from pyg_accel.costs import NEVER, Work, fewest_edges, size_reasons
 from pyg_accel.formula import Computation, text_of
 from pyg_accel.graph.derived import GraphHistory
 from pyg_accel.patching import programs, recording
@@ -111,12 +111,13 @@ def by_program(
             leaves, state = program.admit(args, kwargs), program.state
             if leaves is None:
                 continue
-            sizes = state.sizes
+            sizes, guard = state.sizes, program.guard
             if (
                 (edges := leaves[sizes.graph].size(1)) < sizes.fewest_new
                 and sizes.gradient is is_grad_enabled()
                 and state.changes == settings.changes
                 and in_force() is None
+                and (sizes.fewest < NEVER or unchanged(guard.compared))
                 and (
                     (few := edges < sizes.fewest)
                     or hooked
@@ -130,7 +131,7 @@ def by_program(
                 finally:
                     running.stock = outside
                     (sizes.row_few if few else sizes.row_new).add(perf_counter() - start)
-            now, guard = now or context(), program.guard
+            now = now or context()
             if (
                 program.context == now
                 and guard.apart(map(id, leaves))

@@ -22,7 +22,7 @@ from torch.nn import Module
 from torch_geometric.nn import MessagePassing
 
 from pyg_accel.backends.dispatch import record_choices
-from pyg_accel.costs import fewest_edges, size_reasons, work_of
+from pyg_accel.costs import NEVER, fewest_edges, size_reasons, work_of
 from pyg_accel.formula import Computation, text_of
 from pyg_accel.graph.matrices import is_edge_index
 from pyg_accel.graph.memo import tensors_in
@@ -68,6 +68,7 @@ class _TraceNotes:
     formulas: dict[Computation, None] = field(default_factory=dict)
     backends: dict[str, None] = field(default_factory=dict)
     row_bytes: int = 0
+    any: bool = False  # propagate was called
 
     def outer(self) -> list[Computation]:
         """The formulas, except for attention weights inside of another formula."""
@@ -109,6 +110,7 @@ def note(formulas: Iterable[Computation], backends: dict[str, None], row_bytes: 
     """Note a propagate call inside of a recorded call; return whether there is one."""
     notes = running.notes
     if notes is not None:
+        notes.any = True
         notes.formulas |= dict.fromkeys(formulas)
         notes.backends |= backends
         notes.row_bytes = max(notes.row_bytes, row_bytes)
@@ -164,7 +166,8 @@ def recorded(
         leaves = program.signature.leaves(args, kwargs)
         sizes = program.state.sizes
         graph = leaves[sizes.graph]
-        if graph.size(1) < sizes.fewest and not program.writes:  # as it is in later calls
+        small = graph.size(1) < sizes.fewest and result.formulas
+        if small and not program.writes:  # as it is in later calls
             result.before.restore()
             sizes.row_few.add(perf_counter() - start)
             with during(stock=True):
@@ -173,9 +176,11 @@ def recorded(
     if hooked:
         result.before.restore()
         raise Refused("" if result.program else programs.of_class.reason)
+    if not result.formulas:
+        return result.out  # propagate has counted it
     if program is not None and program is result.program:
         program.state.sizes.row.add(perf_counter() - start)
-    elif result.formulas:
+    else:
         count(type(layer).__name__, result.formulas, result.backends, "", perf_counter() - start)
     return result.out
 
@@ -237,9 +242,8 @@ def attempt(
     programs.overwrites = recorder.overwrites or (bool(programs.programs) and programs.overwrites)
     result = Attempt(out, notes.text(), "+".join(notes.backends) or "deferred", kind, saved)
     reason = recorder.reason
-    if not reason and not notes.formulas:
-        of_layer = "no propagate call that is accelerated"
-        reason = of_layer if name == "call" else "no reduction that could be fused"
+    if not reason and not notes.any:
+        reason = "no propagate call that is accelerated"
     differs = alike is not None and not alike.agrees(recorder.graph, recorder.constants)
     if not reason and differs:
         reason = "what it does depends on sizes"  # a later call may not depend on them
@@ -282,6 +286,9 @@ def _sizes_of(
     """Return the least sizes for which a program is faster than PyG's own path."""
     place = next(i for i, leaf in enumerate(leaves) if is_edge_index(leaf))
     name, device = type(layer).__name__, leaves[place].device.type
+    if not notes.formulas:
+        left = row_of(name, "", "PyG", "no reduction that could be fused")
+        return Sizes(place, torch.is_grad_enabled(), NEVER, NEVER, left, left, left)
     work = work_of(notes.outer(), program.derives)
     gradient, least, least_new = torch.is_grad_enabled(), 0, 0  # no limits for samples
     if in_force() is None:

@@ -7,10 +7,11 @@ import threading
 import pytest
 import torch
 from torch import Tensor
-from torch_geometric.nn import DNAConv, MessagePassing, SAGEConv
+from torch_geometric.nn import DNAConv, FastRGCNConv, MessagePassing, SAGEConv, SumAggregation
 from torch_geometric.utils import softmax
 
 import pyg_accel
+from pyg_accel.patching import recording
 from pyg_accel.runtime.report import Report, Row, record, row_of
 from pyg_accel.settings import settings
 
@@ -36,6 +37,29 @@ def test_calls_are_counted_by_layer_with_their_formula_or_reason():
     assert "on messages of [E, " in slow.reason
     assert fast.seconds > 0
     assert slow.seconds > 0
+
+
+def test_calls_without_a_fused_reduction_are_not_recorded_again(report_of, monkeypatch):
+    layer, edges = FastRGCNConv(9, 4, 3), torch.arange(30).view(2, 15) % 9
+    kinds = torch.arange(15) % 3
+    expected = layer(None, edges, kinds)
+    with pyg_accel.patched():
+        for _ in range(2):
+            torch.testing.assert_close(layer(None, edges, kinds), expected)
+        monkeypatch.setattr(recording, "attempt", lambda *_, **__: pytest.fail("recorded"))
+        torch.testing.assert_close(layer(None, edges, kinds), expected)
+    (row,) = report_of()
+    assert (row.backend, row.reason) == ("PyG", "no reduction that could be fused")
+    assert row.calls == 3
+
+
+def test_a_call_that_gains_a_reduction_is_accelerated(x, report_of):
+    layer, edges = SAGEConv(6, 4, aggr="median"), torch.arange(30).view(2, 15) % 9
+    with pyg_accel.patched():
+        for aggregation in (layer.aggr_module, SumAggregation(), SumAggregation()):
+            layer.aggr_module = aggregation
+            layer(x[:9], edges)
+    assert [row.formula for row in report_of()] == ["", "sum_j u0"]
 
 
 class Untyped(MessagePassing):
