@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.utils.checkpoint import checkpoint
+from torch_geometric.nn import SAGEConv
 
 import pyg_accel
 from benchmarks.layers.modes import traces
@@ -211,3 +212,17 @@ def test_samples_of_edges(name: str, report_of: Any) -> None:
     assert sampled or name not in ("sage", "gcn", "graph", "gat", "tag")
     # Attention that is not sampled runs as its two formulas, which round in another way.
     assert sampled == any(not torch.allclose(expected[-1], out, atol=1e-5) for out in expected[:-2])
+
+
+def test_features_of_one_set_of_nodes_given_twice() -> None:
+    """They are recorded apart from those of two sets: the graph of functions is another one."""
+    layer, other, x = SAGEConv((WIDTH, WIDTH), 4), torch.randn(N + 9, WIDTH), torch.randn(N, WIDTH)
+    calls = [((other, x), EDGES), ((x, x), EDGES)] * 2
+    expected = [layer(*call) for call in calls]
+    with pyg_accel.patched():
+        for call, out in zip(calls, expected, strict=True):
+            torch.testing.assert_close(layer(*call), out)
+        with traces() as entered:
+            for call in calls:
+                layer(*call)
+    assert not entered
