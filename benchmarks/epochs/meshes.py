@@ -25,7 +25,8 @@ NAME, WIDTH = "epochs/meshes", 128
 SIZES = {"MeshGraphNet": (2_000, 0), "GraphCast-like": (642, 2_592)}  # nodes of mesh and grid
 NEIGHBORS, OF_GRID = 6, 3  # on the mesh, and between mesh and grid
 STEPS = {"MeshGraphNet": 15, "GraphCast-like": 8}
-LAPS, WARM_UP, ALLOWED = 12, 4, 1e-4
+LAPS, WARM_UP = 12, 4
+ALLOWED = 1e-3  # Adam makes rounding grow: in float64 losses differ by 1e-15
 
 
 def mlp(inputs: int, outputs: int = WIDTH, norm: str | None = "layer_norm") -> nn.Module:
