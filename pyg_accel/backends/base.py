@@ -16,7 +16,7 @@ from pyg_accel.graph import CSR
 from pyg_accel.settings import settings
 
 __all__ = [
-    "Backend", "Kernel", "Launch", "atomics_allowed", "placement_reasons", "table",
+    "Backend", "Kernel", "Launch", "atomics_allowed", "by_launch", "placement_reasons", "table",
     "weighted_sum", "winners_are_columns",
 ]  # fmt: skip
 
@@ -87,6 +87,11 @@ class Kernel:
             return launch
         run = self.run
         return lambda csr: Launch(lambda t: run(csr, *before, t, *after, **options), listed=True)
+
+
+def by_launch(bind: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function of a single call, whose last argument are the operands."""
+    return lambda csr, *args: bind(csr, *args)(csr).bound()(args[-1])
 
 
 def table(

@@ -166,8 +166,8 @@ def recorded(
         leaves = program.signature.leaves(args, kwargs)
         sizes = program.state.sizes
         graph = leaves[sizes.graph]
-        small = graph.size(1) < sizes.fewest and result.formulas
-        if small and not program.writes:  # as it is in later calls
+        if result.formulas and graph.size(1) < sizes.fewest and not program.writes:
+            # as it is in later calls
             result.before.restore()
             sizes.row_few.add(perf_counter() - start)
             with during(stock=True):

@@ -160,10 +160,9 @@ def _common(size: int | None, other: int | None) -> int | None:
 
 def key_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
     """Return a description of arguments without sizes, or raise :class:`NotComparable`."""
-    first: dict[int, int] = {}
-    same = [first.setdefault(id(t), place) for place, t in enumerate(tensors_in((args, kwargs)))]
     named = [(name, _describe(value)) for name, value in kwargs.items()]
-    return (*map(_describe, args), *named, *same)
+    tensors = [*map(id, tensors_in((args, kwargs)))]
+    return (*map(_describe, args), *named, *map(tensors.index, tensors))
 
 
 def _describe(value: Any) -> tuple[Any, ...]:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_accel.backends.base import Backend, Kernel, Launch, placement_reasons, table
+from pyg_accel.backends.base import Backend, Kernel, Launch, by_launch, placement_reasons, table
 from pyg_accel.backends.cpu import attention, cbsr, gspmm
 from pyg_accel.backends.cpu.stages import is_product
 from pyg_accel.backends.dtypes import DTYPES, widened
@@ -96,7 +96,7 @@ CPU = Backend(
         "gspmm_several": Kernel(
             attention.run_several, None, _fused_reasons, prefers_unfused=_are_products
         ),
-        "attention": Kernel(attention.run, None, _fused_reasons, attention.bind),
+        "attention": Kernel(by_launch(attention.bind), None, _fused_reasons, attention.bind),
         "attention_backward": Kernel(attention.run_backward, None, _fused_reasons),
         "scatter_arg": Kernel(_scatter_arg, None, _of_cpu, _bind_scatter_arg),
         "sampled_spmm": Kernel(_sampled_spmm, None, _sampled_reasons),

@@ -14,7 +14,7 @@ from pyg_accel.formula import Formula, operands_of, parse, shape_of
 from pyg_accel.graph import CSR
 from pyg_accel.runtime.native import cpu_library, direct
 
-__all__ = ["bind", "bind_several", "reasons", "run", "run_backward", "run_several"]
+__all__ = ["bind", "bind_several", "reasons", "run_backward", "run_several"]
 
 
 def reasons(spec: OpSpec) -> list[str]:
@@ -66,12 +66,6 @@ def run_several(
 ) -> list[Tensor]:
     """Run several formulas in one pass over each row."""
     return bind_several(formulas, reduces, operands)(csr)(operands)
-
-
-def run(csr: CSR, score: Formula, value: Formula, operands: list[Tensor]) -> list[Tensor]:
-    """Compute scores, their softmax and the weighted sum in one pass over each row."""
-    results: list[Tensor] = bind(csr, score, value, operands)(csr).bound()(operands)
-    return results
 
 
 def bind(

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from pyg_accel.backends.base import Backend, Kernel, placement_reasons, table
+from pyg_accel.backends.base import Backend, Kernel, by_launch, placement_reasons, table
 from pyg_accel.backends.dtypes import DTYPES
 from pyg_accel.backends.spec import OpSpec
 from pyg_accel.costs import segment_seconds
@@ -132,15 +132,18 @@ TRITON = Backend(
         for op in ("segment_matmul", "segment_outer")
     }
     | {
-        op: Kernel(_late(op), None, _whole_head_reasons, bind=_late(f"bind_{op}"))
-        for op in ("gspmm_several", "attention_backward")
+        op: Kernel(by_launch(bind), None, _whole_head_reasons, bind, prefers_unfused)
+        for op, bind, prefers_unfused in (
+            ("gspmm_several", _late("bind_gspmm_several"), lambda spec: False),
+            ("attention", _late("bind_attention"), _has_wide_dots),
+        )
     }
     | {
+        "attention_backward": Kernel(
+            _late("attention_backward"), None, _whole_head_reasons, _late("bind_attention_backward")
+        ),
         "edge_passes": Kernel(_late("edge_passes"), None, _edge_reasons, _late("bind_edge_passes")),
         "gspmm": Kernel(_late("gspmm"), None, _reasons, _late("bind_gspmm")),
-        "attention": Kernel(
-            _late("attention"), None, _whole_head_reasons, _late("bind_attention"), _has_wide_dots
-        ),
     },
     _unavailable_reasons,
     info=_info,

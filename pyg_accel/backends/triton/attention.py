@@ -25,20 +25,12 @@ from pyg_accel.graph import CSR
 from pyg_accel.graph.facts import facts_of
 from pyg_accel.runtime.cache import Bounded
 
-__all__ = [
-    "bind", "bind_backward", "bind_several", "run", "run_backward", "run_several",
-]  # fmt: skip
+__all__ = ["bind", "bind_backward", "bind_several", "run_backward"]
 
 # Measured on an H200. With 25 edges per copied row GATConv gains a third with rows of 160 bytes and
 # loses 8% with 1312 bytes; GATv2Conv and TransformerConv, with two or three copies, lose up to 20%.
 # With 250 edges all gain or lose nothing.
 _SPARSE, _DENSE = 20, 200
-
-
-def run(csr: CSR, score: Formula, value: Formula, operands: list[Tensor]) -> list[Tensor]:
-    """Run a single call."""
-    results: list[Tensor] = bind(csr, score, value, operands)(csr).bound()(operands)
-    return results
 
 
 def bind(
@@ -72,14 +64,6 @@ def bind(
         return Launch(sequence, listed=True)
 
     return on
-
-
-def run_several(
-    csr: CSR, formulas: list[Formula], reduces: list[str], operands: list[Tensor]
-) -> list[Tensor]:
-    """Run several formulas in one pass."""
-    results: list[Tensor] = bind_several(csr, formulas, reduces, operands)(csr).bound()(operands)
-    return results
 
 
 def bind_several(

@@ -3,9 +3,7 @@
 from pyg_accel.backends.triton.attention import bind as bind_attention
 from pyg_accel.backends.triton.attention import bind_backward as bind_attention_backward
 from pyg_accel.backends.triton.attention import bind_several as bind_gspmm_several
-from pyg_accel.backends.triton.attention import run as attention
 from pyg_accel.backends.triton.attention import run_backward as attention_backward
-from pyg_accel.backends.triton.attention import run_several as gspmm_several
 from pyg_accel.backends.triton.cbsr import dot as cbsr_dot
 from pyg_accel.backends.triton.cbsr import spmm as cbsr_spmm
 from pyg_accel.backends.triton.cbsr import sspmm
@@ -21,8 +19,8 @@ from pyg_accel.backends.triton.segments import outer as segment_outer
 from pyg_accel.backends.triton.softmax import run as edge_softmax
 
 __all__ = [
-    "attention", "attention_backward", "bind_attention", "bind_attention_backward",
+    "attention_backward", "bind_attention", "bind_attention_backward",
     "bind_edge_passes", "bind_gspmm", "bind_gspmm_several", "cbsr_dot", "cbsr_spmm", "edge_passes",
-    "edge_softmax", "gspmm", "gspmm_several", "maxk", "sampled_spmm", "scatter_arg",
+    "edge_softmax", "gspmm", "maxk", "sampled_spmm", "scatter_arg",
     "segment_matmul", "segment_outer", "sspmm",
 ]  # fmt: skip
