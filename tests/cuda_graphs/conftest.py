@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_flatten
 
 from pyg_accel.cuda_graphs.capture import Captured, Grads, Memory, gradients
 from pyg_accel.cuda_graphs.engine import Engine
+from pyg_accel.cuda_graphs.entry import Entry
 from pyg_accel.runtime import machine
 from tests.cuda_graphs.models import SIZES, batch_of
 
@@ -130,6 +131,12 @@ def taped(monkeypatch: pytest.MonkeyPatch) -> None:
 def rerun(monkeypatch: pytest.MonkeyPatch) -> type[Captured]:
     monkeypatch.setattr(Engine, "recorder", Rerun)
     return Rerun
+
+
+@pytest.fixture
+def untimed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replays go on, however long they take: processes beside this one share the device."""
+    monkeypatch.setattr(Entry, "saves", 0.0)
 
 
 @pytest.fixture

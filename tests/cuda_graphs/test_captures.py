@@ -16,7 +16,8 @@ from pyg_accel.settings import settings
 from tests.cuda_graphs.captured import CONVS, CUDA, DEVICE, NODES, Molecules, molecules, near, twins
 from tests.cuda_graphs.models import close, module, outcome
 
-pytestmark = pytest.mark.gpu if CUDA else pytest.mark.usefixtures("taped")
+pytestmark = [pytest.mark.gpu if CUDA else pytest.mark.usefixtures("taped"),
+              pytest.mark.usefixtures("untimed")]  # fmt: skip
 
 
 def random(seed: int, *sizes: int, below: int = 0) -> Tensor:
