@@ -10,26 +10,15 @@ from functools import lru_cache
 import torch
 
 from pyg_accel.backends.base import Backend, Kernel
-from pyg_accel.backends.notes import note_choice, record_choices
+from pyg_accel.backends.notes import note_choice
 from pyg_accel.backends.registry import backends, get_backend
 from pyg_accel.backends.spec import OpSpec
 from pyg_accel.errors import BackendNotSupported
 from pyg_accel.settings import settings, variables
 
 __all__ = [
-    "Decision",
-    "asked_for",
-    "choose",
-    "decide",
-    "dispatch_key",
-    "fast_backend_reasons",
-    "forget_decisions",
-    "is_fast",
-    "named",
-    "note_choice",
-    "prefer_backend",
-    "record_choices",
-    "use_backend",
+    "Decision", "asked_for", "choose", "decide", "dispatch_key", "fast_backend_reasons",
+    "forget_decisions", "is_fast", "named", "prefer_backend", "use_backend",
     "variables_of_choices",
 ]  # fmt: skip
 

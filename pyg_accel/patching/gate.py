@@ -19,7 +19,7 @@ from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch._dynamo.eval_frame import skip_code
 from torch.nn import Module
 
-from pyg_accel.backends.dispatch import record_choices
+from pyg_accel.backends.notes import record_choices
 from pyg_accel.costs import NEVER, Work, fewest_edges, size_reasons
 from pyg_accel.formula import Computation, text_of
 from pyg_accel.graph.derived import GraphHistory
@@ -117,6 +117,7 @@ def by_program(
                 and sizes.gradient is is_grad_enabled()
                 and state.changes == settings.changes
                 and in_force() is None
+                and (sizes.fewest < NEVER or program.context == (now := now or context()))
                 and (sizes.fewest < NEVER or unchanged(guard.compared))
                 and (
                     (few := edges < sizes.fewest)

@@ -21,7 +21,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import Module
 from torch_geometric.nn import MessagePassing
 
-from pyg_accel.backends.dispatch import record_choices
+from pyg_accel.backends.notes import record_choices
 from pyg_accel.costs import NEVER, fewest_edges, size_reasons, work_of
 from pyg_accel.formula import Computation, text_of
 from pyg_accel.graph.matrices import is_edge_index
@@ -36,6 +36,7 @@ from pyg_accel.record.guard import NotComparable
 from pyg_accel.record.program import LayerProgram, State, record
 from pyg_accel.record.signature import Signature, key_of
 from pyg_accel.record.sizes import tells_apart
+from pyg_accel.record.split import DERIVED
 from pyg_accel.runtime.cache import saved_tensors_are_hooked
 from pyg_accel.runtime.hooks import hook_reasons, hooks_in
 from pyg_accel.runtime.module_state import ModuleState, modules_in
@@ -242,8 +243,8 @@ def attempt(
     programs.overwrites = recorder.overwrites or (bool(programs.programs) and programs.overwrites)
     result = Attempt(out, notes.text(), "+".join(notes.backends) or "deferred", kind, saved)
     reason = recorder.reason
-    if not reason and not notes.any:
-        reason = "no propagate call that is accelerated"
+    if not (reason or notes.formulas or (notes.any and _is_plain(recorder.graph))):
+        reason = "no reduction that could be fused"
     differs = alike is not None and not alike.agrees(recorder.graph, recorder.constants)
     if not reason and differs:
         reason = "what it does depends on sizes"  # a later call may not depend on them
@@ -270,6 +271,13 @@ def attempt(
 def verifies() -> bool:
     """Return whether calls are verified: optimised models verify themselves, samples differ."""
     return settings.verify and in_force() is None and not running.unconditional
+
+
+def _is_plain(graph: torch.fx.Graph) -> bool:
+    """Whether PyG runs the same functions, of which no result is stored."""
+    modules = [getattr(node.target, "__module__", None) or "" for node in graph.nodes]
+    stored = any(DERIVED in node.meta for node in graph.nodes)
+    return not (stored or any(module.startswith("pyg_accel") for module in modules))
 
 
 def _structure(layer: Module) -> tuple[Any, ...]:

@@ -11,7 +11,8 @@ from pyg_accel.backends import OpSpec, choose, get_backend
 from pyg_accel.backends.cuda import cbsr, plan, remainder, spmm
 from pyg_accel.backends.cuda.choice import Launch, choose_launch
 from pyg_accel.backends.cuda.match import Product, product_of
-from pyg_accel.backends.dispatch import forget_decisions, record_choices
+from pyg_accel.backends.dispatch import forget_decisions
+from pyg_accel.backends.notes import record_choices
 from pyg_accel.formula import parse
 from pyg_accel.graph.column_reuse import Shared
 from pyg_accel.graph.tiles import build_tiles

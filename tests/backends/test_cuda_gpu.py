@@ -9,7 +9,7 @@ from torch import Tensor
 from pyg_accel import BackendNotSupported, Graph, ops, use_backend
 from pyg_accel.backends import get_backend
 from pyg_accel.backends.cuda import sddmm, spmm
-from pyg_accel.backends.dispatch import record_choices
+from pyg_accel.backends.notes import record_choices
 from pyg_accel.graph import facts
 from pyg_accel.testing import GraphCase, truth, zoo
 

@@ -20,7 +20,8 @@ from pyg_accel.backends import (
     unregister_backend,
 )
 from pyg_accel.backends.base import table
-from pyg_accel.backends.dispatch import prefer_backend, record_choices
+from pyg_accel.backends.dispatch import prefer_backend
+from pyg_accel.backends.notes import record_choices
 from pyg_accel.backends.reference import REFERENCE
 from pyg_accel.settings import settings
 

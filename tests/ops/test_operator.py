@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from pyg_accel import Graph, ops, use_backend
-from pyg_accel.backends.dispatch import record_choices
+from pyg_accel.backends.notes import record_choices
 from pyg_accel.runtime.native import cpu_unavailable_reasons
 
 

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from pyg_accel import Graph, ops, use_backend
 from pyg_accel.backends import backends
-from pyg_accel.backends.dispatch import record_choices
+from pyg_accel.backends.notes import record_choices
 from pyg_accel.graph import column_reuse, facts
 from pyg_accel.graph.facts import facts_of, rounded
 from pyg_accel.ops import launch, passes

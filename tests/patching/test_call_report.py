@@ -3,12 +3,14 @@
 import io
 import re
 import threading
+from unittest.mock import Mock
 
 import pytest
 import torch
 from torch import Tensor
 from torch_geometric.nn import DNAConv, FastRGCNConv, MessagePassing, SAGEConv, SumAggregation
-from torch_geometric.utils import softmax
+from torch_geometric.nn.conv import gcn_conv
+from torch_geometric.utils import scatter, softmax
 
 import pyg_accel
 from pyg_accel.patching import recording
@@ -60,6 +62,46 @@ def test_a_call_that_gains_a_reduction_is_accelerated(x, report_of):
             layer.aggr_module = aggregation
             layer(x[:9], edges)
     assert [row.formula for row in report_of()] == ["", "sum_j u0"]
+
+
+class Normalised(MessagePassing):
+    """Medians over a graph with self-loops, which are added once."""
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        edge_index, weight = gcn_conv.gcn_norm(edge_index, None, x.size(0))
+        return self.propagate(edge_index, x=x) * weight[: x.size(0), None]
+
+
+def test_calls_without_a_fused_reduction_use_stored_results(x, monkeypatch):
+    counted = Mock(wraps=gcn_conv.scatter)
+    monkeypatch.setattr(gcn_conv, "scatter", counted)
+    layer, edges = Normalised(aggr="median"), torch.arange(30).view(2, 15) % 9
+    with pyg_accel.patched():
+        outs = [layer(x[:9], edges) for _ in range(4)]
+    assert counted.call_count == 1
+    for out in outs:
+        torch.testing.assert_close(out, layer(x[:9], edges))
+
+
+class ByMode(MessagePassing):
+    """A sum that is written in another way under autocast."""
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x)
+
+    def aggregate(self, inputs: Tensor, index: Tensor, dim_size: int) -> Tensor:
+        if torch.is_autocast_enabled("cpu"):
+            return inputs.new_zeros(dim_size, 6).index_add(0, index, inputs)
+        return scatter(inputs, index, 0, dim_size, reduce="sum")
+
+
+def test_a_mode_in_which_nothing_is_fused_keeps_no_other_from_it(x, report_of):
+    layer, edges = ByMode(), torch.arange(30).view(2, 15) % 9
+    with pyg_accel.patched(), torch.no_grad():
+        with torch.autocast("cpu", torch.bfloat16):
+            layer(x[:9], edges)
+        layer(x[:9], edges)
+    assert {row.formula for row in report_of()} == {"", "sum_j u0"}
 
 
 class Untyped(MessagePassing):
