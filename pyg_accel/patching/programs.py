@@ -231,7 +231,7 @@ def programs_of(layer: Module, name: Any) -> Programs:
     kinds = of_class.setdefault(name, OfClass())
     if programs is None or programs.of_class is not kinds:
         owned = vars(layer).get(PROGRAMS)
-        if type(owned) is not Owned or any(p.layer is not layer for p in owned.values()):
+        if type(owned) is not Owned or any(p.layer is not layer for p in [*owned.values()]):
             owned = vars(layer)[PROGRAMS] = Owned()
             _owners.add(layer)
         programs = owned[name] = Programs(layer, kinds)

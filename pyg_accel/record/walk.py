@@ -366,7 +366,8 @@ class Walk(Notes):
                 self.orders[id(base)] = space, [*space]
             # Python calls methods with such names without naming them.
             kinds = (types.FunctionType, classmethod, staticmethod)
-            implied = {n for n, v in space.items() if n.startswith("__") and isinstance(v, kinds)}
+            # Of a copy: another thread may set an attribute meanwhile.
+            implied = {n for n, v in space.copy().items() if n[:2] == "__" and isinstance(v, kinds)}
             self._namespace(base, space, implied)
             if type(base) is not type:
                 self._class(type(base))
