@@ -29,9 +29,9 @@ LAPS, WARM_UP = 12, 4
 ALLOWED = 1e-3  # Adam makes rounding grow: in float64 losses differ by 1e-15
 
 
-def mlp(inputs: int, outputs: int = WIDTH, norm: str | None = "layer_norm") -> nn.Module:
-    layers: list[nn.Module] = [MLP([inputs, WIDTH, WIDTH, outputs], norm=None)]
-    return nn.Sequential(*layers, *[nn.LayerNorm(outputs)] * (norm is not None))
+def mlp(inputs: int, outputs: int = WIDTH, *, norm: bool = True) -> nn.Module:
+    layers = MLP([inputs, WIDTH, WIDTH, outputs], norm=None)
+    return nn.Sequential(layers, nn.LayerNorm(outputs)) if norm else layers
 
 
 class Interaction(MessagePassing):
@@ -60,7 +60,7 @@ class Simulator(nn.Module):
 
     def __init__(self, steps: int, *, grid: bool) -> None:
         super().__init__()
-        self.nodes, self.edges, self.out = mlp(3), mlp(4), mlp(WIDTH, 3, norm=None)
+        self.nodes, self.edges, self.out = mlp(3), mlp(4), mlp(WIDTH, 3, norm=False)
         self.steps = nn.ModuleList(Interaction() for _ in range(steps))
         self.between = nn.ModuleList(Interaction() for _ in range(2 * grid))
 

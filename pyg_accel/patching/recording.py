@@ -69,7 +69,7 @@ class _TraceNotes:
     formulas: dict[Computation, None] = field(default_factory=dict)
     backends: dict[str, None] = field(default_factory=dict)
     row_bytes: int = 0
-    any: bool = False  # propagate was called
+    called: bool = False  # whether there was one
 
     def outer(self) -> list[Computation]:
         """The formulas, except for attention weights inside of another formula."""
@@ -111,7 +111,7 @@ def note(formulas: Iterable[Computation], backends: dict[str, None], row_bytes: 
     """Note a propagate call inside of a recorded call; return whether there is one."""
     notes = running.notes
     if notes is not None:
-        notes.any = True
+        notes.called = True
         notes.formulas |= dict.fromkeys(formulas)
         notes.backends |= backends
         notes.row_bytes = max(notes.row_bytes, row_bytes)
@@ -243,7 +243,7 @@ def attempt(
     programs.overwrites = recorder.overwrites or (bool(programs.programs) and programs.overwrites)
     result = Attempt(out, notes.text(), "+".join(notes.backends) or "deferred", kind, saved)
     reason = recorder.reason
-    if not (reason or notes.formulas or (notes.any and _is_plain(recorder.graph))):
+    if not (reason or notes.formulas or (notes.called and _is_plain(recorder.graph))):
         reason = "no reduction that could be fused"
     differs = alike is not None and not alike.agrees(recorder.graph, recorder.constants)
     if not reason and differs:
