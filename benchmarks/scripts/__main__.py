@@ -3,13 +3,15 @@
     python -m benchmarks.scripts --pyg CHECKOUT [--device cuda] [--only gcn.py gat.py ...]
     python -m benchmarks.scripts --pyg CHECKOUT [--device cuda] --models
 
-Each script runs stock and as `python -m pyg_accel run`, in turns, in processes of one thread; with
-`--models` its model is also what `optimize()` and, on a GPU, `graphed()` makes of it. A step ends
-with a backward pass. `step_ms` is the median from one end to the next, over the last two thirds of
-the steps; `until_ms` is the time of the process until they are over. Times are the processor's, on
-a GPU those of the clock, and of several turns the least. `loss_difference` is the largest one of
-all steps, over the loss: from `stock`, or, if that draws other batches, from `sampled`, which has
-the batches of `pyg_accel` and the layers of PyG.
+Each script runs stock and as `python -m pyg_accel run`, in processes of one thread; with `--models`
+its model is also what `optimize()` and, on a GPU, `graphed()` makes of it. A step ends with a
+backward pass. The processes begin together, and from their first step on one runs at a time, for a
+few steps: machines that others use are slower for seconds at a time, and then for all of them.
+`step_ms` is the median from one end to the next, over the last two thirds of the steps; `until_ms`
+is the time of the process until they are over. Times are the processor's, on a GPU those of the
+clock, without pauses. `loss_difference` is the largest one of all steps, over the loss: from
+`stock`, or, if that draws other batches, from `sampled`, which has the batches of `pyg_accel` and
+the layers of PyG.
 """
 
 import json
@@ -18,7 +20,8 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
+from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +68,7 @@ SAME_BATCHES = 1e-5  # difference of the first three losses, beyond which batche
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = results.parser(__doc__, devices=("cpu", "cuda"), steps=60, seconds=20, turns=2,
+    parser = results.parser(__doc__, devices=("cpu", "cuda"), steps=60, seconds=20,
                             models=False)  # fmt: skip
     parser.add_argument("--pyg", type=Path, required=True, help="a checkout of pytorch_geometric")
     parser.add_argument("--only", nargs="+", help="paths below examples/, with options")
@@ -82,34 +85,28 @@ def main(arguments: Sequence[str] | None = None) -> None:
     ):
         path, *words = script.split()
         command = [str(options.pyg.resolve() / "examples" / path), *words]
-        row = compared(command, options.steps, options.seconds, options.turns, variants,
-                       options.device)  # fmt: skip
+        row = compared(command, options.steps, options.seconds, variants, options.device)
         rows.add([row], show=True, script=script)
     rows.done()
 
 
 def compared(
-    command: Sequence[str], steps: int, seconds: int, turns: int,
+    command: Sequence[str], steps: int, seconds: int,
     variants: Sequence[str] = ("stock", "patched"), device: str = "cpu",
 ) -> dict[str, Any]:  # fmt: skip
-    """A row of a script; each variant has the best of its turns."""
-    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in variants}
-    for _ in range(turns):
-        for name, found in runs.items():
-            found.append(run(command, steps, seconds, device=device, **VARIANTS[name]))
-    made = min(len(one["ends"]) for found in runs.values() for one in found)
+    """A row of a script."""
+    runs = in_turns(command, steps, seconds, variants, device)
+    made = min(len(one["ends"]) for one in runs.values())
     row: dict[str, Any] = {"steps": made}
-    for name, found in runs.items():
-        times = [of_steps(one["ends"][:made]) for one in found]
-        row[f"step_ms, {name}"] = min((one[0] for one in times), default=np.nan)
-        row[f"until_ms, {name}"] = min((one[1] for one in times), default=np.nan)
-        row[f"peak_mib, {name}"] = min(one["peak_mib"] for one in found)
-        row[f"error, {name}"] = found[0]["error"].partition("\n")[0][:120]
-        row |= {f"note, {name}": found[0]["note"]} if found[0].get("note") else {}
-    beside, losses = "stock", {name: found[0]["losses"] for name, found in runs.items()}
+    for name, one in runs.items():
+        row[f"step_ms, {name}"], row[f"until_ms, {name}"] = of_steps(one["ends"][:made])
+        row[f"peak_mib, {name}"] = one["peak_mib"]
+        row[f"error, {name}"] = one["error"].partition("\n")[0][:120]
+        row |= {f"note, {name}": one["note"]} if one.get("note") else {}
+    beside, losses = "stock", {name: one["losses"] for name, one in runs.items()}
     if made and difference(losses["stock"][:3], losses["patched"][:3]) > SAME_BATCHES:
         beside = "sampled"
-        losses[beside] = run(command, steps, seconds, device=device, **VARIANTS[beside])["losses"]
+        losses[beside] = in_turns(command, steps, seconds, [beside], device)[beside]["losses"]
     row["losses_beside"] = beside
     for name in variants[1:]:
         row[f"loss_difference, {name}"] = difference(losses[beside], losses[name])
@@ -130,31 +127,69 @@ def of_steps(ends: Sequence[float]) -> tuple[float, float]:
     return 1e3 * float(np.median(each[len(each) // 3 :])), 1e3 * ends[-1]
 
 
-def run(
-    script: Sequence[str], steps: int, seconds: int, *, patched: bool, device: str = "cpu",
-    model: str = "", variables: Mapping[str, str] | None = None,
-) -> dict[str, Any]:  # fmt: skip
-    """Run a script with its arguments in a process of its own."""
+def in_turns(
+    script: Sequence[str], steps: int, seconds: int, variants: Sequence[str], device: str = "cpu"
+) -> dict[str, dict[str, Any]]:
+    """The results of a script with its arguments, by variant, each in a process of its own."""
     with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "out.json"
+        words = (str(steps), str(seconds), device)
+        children = {
+            name: Child(Path(folder, name), words, script, **VARIANTS[name]) for name in variants
+        }
+        limit = 10 * seconds + 120
+        running = [child for child in children.values() if child.waits(limit)]
+        while running:
+            running = [child for child in running if child.go() and child.waits(limit)]
+        return {name: child.result() for name, child in children.items()}
+
+
+class Child:
+    """A process that runs a script, and waits for its turn after some steps."""
+
+    def __init__(
+        self, folder: Path, words: Sequence[str], script: Sequence[str], *, patched: bool,
+        model: str = "", variables: Mapping[str, str] | None = None,
+    ) -> None:  # fmt: skip
+        folder.mkdir()
+        self.out = folder / "out.json"
+        self.turns, theirs = Pipe()
         accelerated = ("-m", "pyg_accel", "run") * patched
-        command = [sys.executable, *accelerated, "-m", "benchmarks.scripts.child", str(out),
-                   str(steps), str(seconds), device, model, *script]  # fmt: skip
+        command = [sys.executable, *accelerated, "-m", "benchmarks.scripts.child", str(self.out),
+                   str(theirs.fileno()), *words, model, *script]  # fmt: skip
         paths = [str(timing.ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         variables = {"PYTHONPATH": os.pathsep.join(paths), "MPLBACKEND": "Agg",
                      "PYTHONDONTWRITEBYTECODE": "",  # or each process compiles what it imports
-                     **({"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""} if device == "cpu"
+                     **({"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""} if "cpu" in words
                         else {}), **(variables or {})}  # fmt: skip
-        with (
-            nullcontext() if patched else small_pages(),
-            suppress(subprocess.TimeoutExpired),  # workers of a loader may not end
-        ):
-            subprocess.run(command, cwd=folder, env=os.environ | variables, capture_output=True,
-                           check=False, timeout=10 * seconds + 120)  # fmt: skip
-        if not out.exists():
+        with nullcontext() if patched else small_pages():
+            self.process = subprocess.Popen(
+                command, cwd=folder, env=os.environ | variables, stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL, pass_fds=[theirs.fileno()],
+            )  # fmt: skip
+        theirs.close()
+
+    def waits(self, limit: int) -> bool:
+        """Return whether it waits for another turn, when its turn is over."""
+        try:
+            if self.turns.poll(limit) and self.turns.recv_bytes() == b"turn":
+                return True
+        except EOFError:
+            pass
+        self.process.kill()  # workers of a loader may not end
+        self.process.wait()
+        return False
+
+    def go(self) -> bool:
+        """Let it make a turn."""
+        self.turns.send_bytes(b"go")
+        return True
+
+    def result(self) -> dict[str, Any]:
+        """What it has written."""
+        if not self.out.exists():
             return {"losses": [], "ends": [], "error": "no result", "peak_mib": np.nan}
-        found: dict[str, Any] = json.loads(out.read_text())
-        return found
+        result: dict[str, Any] = json.loads(self.out.read_text())
+        return result
 
 
 if __name__ == "__main__":

@@ -1,11 +1,13 @@
 """Runs one script, and notes when each of its backward passes ends, with which loss.
 
-    python -m benchmarks.scripts.child OUT STEPS SECONDS DEVICE MODEL SCRIPT [ARGUMENTS]
+    python -m benchmarks.scripts.child OUT TURNS STEPS SECONDS DEVICE MODEL SCRIPT [ARGUMENTS]
 
-It writes OUT, as JSON, when the script ends or has made so many steps, or after the seconds. Under
-``python -m pyg_accel run -m benchmarks.scripts.child ...`` the script is accelerated, and its model
-is what `optimize()` or `graphed()` makes of it where MODEL is ``optimized`` or ``graphed``. Times
-are those of the processor since the process began, on a GPU those of the clock.
+It writes OUT, as JSON, when the script ends or has made so many steps, or the seconds are over
+since the first one. After a turn it sends ``turn`` to the connection TURNS, a file descriptor, and
+waits for an answer. Under ``python -m pyg_accel run -m benchmarks.scripts.child ...`` the script is
+accelerated, and its model is what `optimize()` or `graphed()` makes of it where MODEL is
+``optimized`` or ``graphed``. Times are those of the processor since the process began, on a GPU
+those of the clock without pauses.
 """
 
 import json
@@ -16,6 +18,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -25,18 +28,23 @@ import torch
 
 from benchmarks.scripts import data, ogb
 
+TURN = 0.05  # seconds
+FIRST = 300.0  # seconds until the end of the first step: kernels are compiled
+
 
 class Enough(BaseException):
     """The script has made its steps."""
 
 
 def main(
-    out: str, most: str, seconds: str, device: str, model: str, script: str, *arguments: str
-) -> None:
+    out: str, connection: str, most: str, seconds: str, device: str, model: str, script: str,
+    *arguments: str,
+) -> None:  # fmt: skip
     losses: list[float] = []
     ends: list[float] = []
     backward = torch.Tensor.backward
-    born = psutil.Process().create_time()
+    turns = Connection(int(connection))
+    born, began = psutil.Process().create_time(), 0.0
 
     def clock() -> float:
         if device == "cpu":
@@ -45,12 +53,26 @@ def main(
         return time.time() - born
 
     def noted(self: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+        nonlocal began
         if self.numel() == 1:
             losses.append(self.item())
         backward(self, *args, **kwargs)
         ends.append(clock())
         if len(ends) >= int(most):
             raise Enough
+        if ends[-1] - began >= TURN:
+            pause()
+            began = clock()
+
+    def pause() -> None:
+        """Wait for the next turn."""
+        nonlocal born
+        left, _ = signal.setitimer(signal.ITIMER_REAL, 0.0)
+        begin = time.time()
+        turns.send_bytes(b"turn")
+        turns.recv_bytes()
+        born += time.time() - begin
+        signal.setitimer(signal.ITIMER_REAL, int(seconds) if len(ends) == 1 else left)
 
     def late(*_: Any) -> None:
         raise Enough
@@ -70,7 +92,7 @@ def main(
     sys.argv = [script, *arguments]
     sys.path.insert(0, str(Path(script).parent))
     error = ""
-    signal.alarm(int(seconds))
+    signal.setitimer(signal.ITIMER_REAL, FIRST)
     try:
         runpy.run_path(script, run_name="__main__")
     except Enough:
@@ -78,13 +100,14 @@ def main(
     except BaseException as raised:  # whatever the script raises is its result
         error = f"{type(raised).__name__}: {raised}"
     finally:
-        signal.alarm(0)
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     if device == "cuda":
         peak = torch.cuda.max_memory_allocated() / 2**20
     result = {"losses": losses, "ends": ends, "error": error, "peak_mib": peak, "note": note(),
               "parts": data.parts}  # fmt: skip
     Path(out).write_text(json.dumps(result))
+    turns.send_bytes(b"end")
 
 
 if __name__ == "__main__":

@@ -54,7 +54,8 @@ def compared(command: Sequence[str], turns: int) -> list[dict[str, object]]:
         for variant, found in least.items():
             run = [sys.executable, *(("-m", "pyg_accel", "run") * (variant == "patched")), *command]
             with small_pages() if variant == "stock" else nullcontext():
-                environment = os.environ | {"PYTHONPATH": str(timing.ROOT)}
+                paths = [str(timing.ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+                environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
                 done = subprocess.run(run, env=environment, capture_output=True, text=True,
                                       check=False)  # fmt: skip
             if done.returncode:

@@ -5,8 +5,8 @@
 It needs the packages `relbench<3` and `pytorch-frame`; PyG alone needs pyg-lib too. Variants, in
 turns, in processes of one thread: `stock`; `sampled`, with the batches of `pyg_accel` and the
 layers of PyG; `patched`, as `python -m pyg_accel run`. A step ends with a backward pass. Times are
-the processor's, medians of the last two thirds of the steps of the fastest turn; `loss_difference`
-is the largest one from `sampled`, over the loss: pyg-lib draws other batches.
+the processor's, medians of the last two thirds of the steps; `loss_difference` is the largest one
+from `sampled`, over the loss: pyg-lib draws other batches.
 """
 
 from collections.abc import Sequence
@@ -19,16 +19,11 @@ from benchmarks.scripts import __main__ as scripts
 from benchmarks.tools import results
 
 TASKS = ("driver-dnf", "driver-position")
-BACKENDS = "cpu,cuda,triton,pyg_lib,reference"  # without all of them layers are PyG's
-VARIANTS: dict[str, dict[str, Any]] = {
-    "stock": {"patched": False},
-    "sampled": {"patched": True, "variables": {"PYG_ACCEL_DISABLE": BACKENDS}},
-    "patched": {"patched": True},
-}
+VARIANTS = ("stock", "sampled", "patched")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = results.parser(__doc__, steps=12, seconds=120, turns=2, tasks=TASKS)
+    parser = results.parser(__doc__, steps=12, seconds=120, tasks=TASKS)
     parser.add_argument("--relbench", type=Path, required=True, help="a checkout of relbench")
     options = parser.parse_args(arguments)
     rows = results.Rows("scripts/relational_cpu", options, key=("task",), steps=options.steps)
@@ -42,24 +37,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def compared(command: Sequence[str], options: Any) -> list[dict[str, Any]]:
     """A row for each part and variant, and one for whole steps."""
-    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in VARIANTS}
-    for _ in range(options.turns):
-        for name, how in VARIANTS.items():
-            runs[name].append(scripts.run(command, options.steps, options.seconds, **how))
-    rows, right = [], runs["sampled"][0]["losses"]
-    for name, found in runs.items():
-        best = min(found, key=lambda one: (bool(one["error"]), scripts.of_steps(one["ends"])[0]))
-        pairs = [(a, b) for a, b in zip(right, best["losses"], strict=False) if name == "patched"]
-        late = best.get("parts", [])[len(best["ends"]) // 3 :]
+    runs = scripts.in_turns(command, options.steps, options.seconds, VARIANTS)
+    rows, right = [], runs["sampled"]["losses"]
+    for name, one in runs.items():
+        pairs = [(a, b) for a, b in zip(right, one["losses"], strict=False) if name == "patched"]
+        late = one.get("parts", [])[len(one["ends"]) // 3 :]
         ms = (
-            {part: 1e3 * float(np.median([one[part] for one in late])) for part in late[0]}
+            {part: 1e3 * float(np.median([step[part] for step in late])) for part in late[0]}
             if late
             else {}
         )
-        ms = {"step": scripts.of_steps(best["ends"])[0]} | ms
+        ms = {"step": scripts.of_steps(one["ends"])[0]} | ms
         rows += [{
-            "part": part, "variant": name, "ms": value, "peak_mib": best["peak_mib"],
-            "error": best["error"].partition("\n")[0][:120],
+            "part": part, "variant": name, "ms": value, "peak_mib": one["peak_mib"],
+            "error": one["error"].partition("\n")[0][:120],
             "loss_difference": max((abs(a - b) / abs(a) for a, b in pairs), default=np.nan),
         } for part, value in ms.items()]  # fmt: skip
     return rows
