@@ -85,6 +85,7 @@ _NETWORK, _OF_NETWORK = 5, 5.0
 # Our kernels for a network on all edges, or a product with matrices of relations, in addition to
 # the reduction.
 _KERNELS = 2
+_TERM = 4  # a linear layer of some columns of a weight, on nodes, and its gradient
 _EXTREMES = 7  # in the gradient of PyG's maximum or minimum
 # A compiler fuses the functions of a message: our kernels still save about this share of the bytes.
 _COMPILED = 0.2
@@ -124,7 +125,7 @@ def work_of(computed: Iterable[Computation], derived: int = 0) -> Work:
         derived: functions of the graph that are run once a graph.
     """
     functions, tensors, blocks, attention = 0.0, 1.0, False, False
-    generated = extremes = row_bytes = 0
+    generated = extremes = row_bytes = overhead = 0
     counted: set[Any] = set()  # PyG computes common parts of formulas once
     for each in computed:
         count, softmax = sum(_REDUCES.get(name, 4) for name in each.reduces), each.score is not None
@@ -148,9 +149,9 @@ def work_of(computed: Iterable[Computation], derived: int = 0) -> Work:
             row_bytes = max(row_bytes, each.linear_bytes)
         elif softmax and reads_edges and not _has_score_per_feature(each):
             tensors, blocks = _FEW, True
-        attention |= softmax
+        attention, overhead = attention | softmax, overhead + _TERM * each.linear_terms
     functions += derived * (_LOOPS if attention else _NORMALISATION)
-    overhead = (_BLOCKS if blocks else 0) + _CALL * max(generated - 1, 0)
+    overhead += (_BLOCKS if blocks else 0) + _CALL * max(generated - 1, 0)
     return Work(functions, tensors, derived, overhead, generated, extremes, attention, row_bytes)
 
 
@@ -205,10 +206,9 @@ def _fewest(
     functions: float = _CALL - _DECLINED + (_GENERATED + _GRADIENT * gradient) * work.generated
     functions += work.overhead - stock
     if new:
-        functions += _BOUND * passes
+        functions += _BOUND * passes + _DERIVED * work.derived
         # A GPU reads the edge list of a new graph; a CPU builds it.
-        once = _GRAPH + _TRANSPOSE * gradient + _DERIVED * work.derived
-        once += _WEIGHTS * work.attention + _STACK * work.stacks
+        once = _GRAPH + _TRANSPOSE * gradient + _WEIGHTS * work.attention + _STACK * work.stacks
         functions += once if builds else _BY_EDGE * gradient
     saved = work.tensors * row_bytes / costs.gigabytes  # nanoseconds
     saved -= costs.edge_ns * (1 + _STACK_EDGE * bool(work.stacks)) if builds else 0.0

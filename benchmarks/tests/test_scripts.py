@@ -31,7 +31,7 @@ for _ in range(100):
 def test_a_script_makes_its_steps_with_the_same_losses(tmp_path: Path):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    row = compared([str(script)], 8, 30)
+    row = compared([str(script)], 8, 30, 1)
     assert (row["steps"], row["error, stock"], row["error, patched"]) == (8, "", "")
     assert 0 <= row["loss_difference, patched"] < 1e-4
     assert row["step_ms, stock"] > 0 and row["until_ms, patched"] > row["step_ms, patched"]
@@ -41,7 +41,7 @@ def test_a_script_makes_its_steps_with_the_same_losses(tmp_path: Path):
 def test_the_model_of_a_script_is_exchanged(tmp_path: Path):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    row = compared([str(script)], 8, 30, ["stock", "patched", "optimized", "graphed"])
+    row = compared([str(script)], 8, 30, 1, ["stock", "patched", "optimized", "graphed"])
     assert row["note, optimized"] == "1 of 1 layers"
     assert row["note, graphed"] == "0 of 6 calls; no CUDA graphs on device 'cpu'"
     for variant in ("optimized", "graphed"):

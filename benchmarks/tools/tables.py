@@ -152,8 +152,11 @@ def models(frame: pd.DataFrame) -> list[str]:
 
 def differences(frame: pd.DataFrame, variant: str) -> pd.Series:
     """Of losses from those of PyG's layers; an asterisk where batches of pyg_accel are beside."""
-    shown = frame[f"loss_difference, {variant}"].map("{:.0e}".format)
-    return shown + frame["losses_beside"].map({"stock": "", "sampled": " *"})
+    different = frame[f"loss_difference, {variant}"]
+    shown = different.map("{:.0e}".format) + frame["losses_beside"].map(
+        {"stock": "", "sampled": " *"}
+    )
+    return shown.where(different.notna(), NONE)
 
 
 def relational(frame: pd.DataFrame) -> list[str]:

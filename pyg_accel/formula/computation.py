@@ -25,8 +25,9 @@ class Computation:
         relations: number of graphs that are stacked, if they are.
         in_blocks: the operator runs on the edges of one block after another.
         columns: number of features that are read of each source, if those are compressed.
-        linear_bytes: bytes of a row of what PyG's path makes of every edge by a linear layer of
-            both ends, which runs on the nodes, or of the matrix of its relation; 0 without either.
+        linear_bytes: bytes of a row of what PyG's path makes of every edge by linear layers of
+            both ends, which run on the nodes, or of the matrix of its relation; 0 without either.
+        linear_terms: number of linear layers on the nodes, beyond one for each of PyG's.
         products: number of products with the matrices of relations.
         note: on the sample that is reduced.
     """
@@ -40,6 +41,7 @@ class Computation:
     columns: int = 0
     note: str = ""
     linear_bytes: int = 0
+    linear_terms: int = 0
     products: int = 0
 
     def __str__(self) -> str:

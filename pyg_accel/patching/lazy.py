@@ -152,8 +152,9 @@ class Tracer(TorchFunctionMode):
         writes_weights: whether attention weights are materialised, as they leave the layer.
         copies: whether inputs may change in place before the gradient is computed.
         network_bytes: bytes of a row of the widest network on edges.
-        linear_bytes: the same for linear layers of both ends, which run on the nodes, and for
-            matrices of relations.
+        linear_bytes: the same for linear layers of both ends, which run on the nodes, together,
+            and for matrices of relations.
+        linear_terms: number of these layers, beyond one for each of PyG's.
         products: number of products with these.
     """
 
@@ -183,7 +184,7 @@ class Tracer(TorchFunctionMode):
         self._copies: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
         self.size: Sequence[int | None] | None = None
         self.writes_weights = self.copies = False
-        self.network_bytes = self.linear_bytes = self.products = 0
+        self.network_bytes = self.linear_bytes = self.linear_terms = self.products = 0
 
     @cached_property
     def networks(self) -> fx.Graph:

@@ -76,7 +76,7 @@ class Trace(Tracer):
             operands = [materialize(t) for t in operands]
             outs, note = aggregate(graph, formula, operands, reduces)
         self.formulas.append(Computation(formula, tuple(reduces), note=note, products=self.products,
-                                         linear_bytes=self.linear_bytes))  # fmt: skip
+            linear_bytes=self.linear_bytes, linear_terms=self.linear_terms))  # fmt: skip
         return _finished(lazy, outs)
 
     def compute(self, lazy: LazyTensor) -> Tensor:

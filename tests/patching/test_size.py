@@ -2,6 +2,7 @@
 
 import io
 import json
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from pyg_accel.costs import NEVER, SHIPPED, Costs, Work, costs, fewest_edges, wo
 from pyg_accel.formula import Computation, parse
 from pyg_accel.graph import derived
 from pyg_accel.graph.memo import _Remembered
+from pyg_accel.patching import recording
 from pyg_accel.patching.reasons import row_bytes
 from pyg_accel.runtime.state import running
 from pyg_accel.settings import settings
@@ -111,6 +113,21 @@ def test_products_with_matrices_of_relations_count_as_kernels(columns, accelerat
     computed = of("sum", "mul(e0,u1)", linear_bytes=64 * columns, products=1)
     fewest = fewest_edges("cuda", work_of([computed]), 64, new=False, gradient=True)
     assert (fewest < 58_000) is accelerated
+
+
+def test_linear_layers_of_concatenations_count_by_their_parts(monkeypatch):
+    """A step of PNA on 6,400 new edges took 1.2 times PyG's on an H200."""
+    works = Mock(wraps=work_of)
+    monkeypatch.setattr(recording, "work_of", works)
+    options = ["mean", "min", "max", "std"], ["identity", "amplification"], torch.ones(9)
+    layer = pyg.PNAConv(F, F, *options, edge_dim=3, towers=2)
+    with pyg_accel.patched():
+        layer(torch.randn(20, F), graph(), torch.randn(E, 3))
+    (computed,) = works.call_args.args[0]
+    assert (computed.linear_terms, computed.linear_bytes) == (2 * (3 - 1), 2 * 4 * F)
+    work = work_of([of("max", "add(add(v0,u1),e2)", linear_bytes=1500, linear_terms=10)], 2)
+    assert 6_400 < fewest_edges("cuda", work, 300, new=True, gradient=True) < 10**6
+    assert fewest_edges("cpu", work, 300, new=True, gradient=True) < 1_000
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

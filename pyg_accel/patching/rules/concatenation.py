@@ -63,7 +63,7 @@ def _linear_of_parts(
     Any other difference is computed first: it may be small.
     """
     trace, start = lazy.tracer, 0
-    trace.linear_bytes = max(trace.linear_bytes, weight.size(0) * weight.element_size())
+    trace.linear_bytes += weight.size(0) * weight.element_size()
     columns: list[Tensor] = []
     for part in parts:
         stop = start + plain_shape(part)[-1]
@@ -75,10 +75,8 @@ def _linear_of_parts(
 
     def add(part: LazyTensor, mine: Tensor) -> None:
         before = terms.get(part.formula)
-        terms[part.formula] = (
-            part,
-            mine if before is None else trace.apply(torch.add, before[1], mine),
-        )
+        mine = mine if before is None else trace.apply(torch.add, before[1], mine)
+        terms[part.formula] = part, mine
 
     for part, mine in zip(parts, columns, strict=True):
         ends = _difference(part)
@@ -91,6 +89,7 @@ def _linear_of_parts(
         else:
             others.append((part, mine))
     total: Any = None
+    trace.linear_terms += len(terms) + len(others) - 1
     for part, mine in [*terms.values(), *others]:
         term = _linear_of_part(func, trace, part, mine, bias)
         bias = None
