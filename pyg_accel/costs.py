@@ -85,7 +85,7 @@ _NETWORK, _OF_NETWORK = 5, 5.0
 # Our kernels for a network on all edges, or a product with matrices of relations, in addition to
 # the reduction.
 _KERNELS = 2
-_TERM = 4  # a linear layer of some columns of a weight, on nodes, and its gradient
+_TERM = 2  # a linear layer of some columns of a weight, on nodes, or its gradient
 _EXTREMES = 7  # in the gradient of PyG's maximum or minimum
 # A compiler fuses the functions of a message: our kernels still save about this share of the bytes.
 _COMPILED = 0.2
@@ -104,6 +104,7 @@ class Work(NamedTuple):
         attention: messages are weighted by a softmax.
         row_bytes: bytes of a row of the widest network on edges.
         stacks: number of graphs into which the relations are stacked.
+        terms: number of linear layers on the nodes, beyond one for each of PyG's.
     """
 
     functions: float = 3
@@ -115,6 +116,7 @@ class Work(NamedTuple):
     attention: bool = False
     row_bytes: int = 0
     stacks: int = 0
+    terms: int = 0
 
 
 def work_of(computed: Iterable[Computation], derived: int = 0) -> Work:
@@ -125,7 +127,7 @@ def work_of(computed: Iterable[Computation], derived: int = 0) -> Work:
         derived: functions of the graph that are run once a graph.
     """
     functions, tensors, blocks, attention = 0.0, 1.0, False, False
-    generated = extremes = row_bytes = overhead = 0
+    generated = extremes = row_bytes = terms = 0
     counted: set[Any] = set()  # PyG computes common parts of formulas once
     for each in computed:
         count, softmax = sum(_REDUCES.get(name, 4) for name in each.reduces), each.score is not None
@@ -149,10 +151,11 @@ def work_of(computed: Iterable[Computation], derived: int = 0) -> Work:
             row_bytes = max(row_bytes, each.linear_bytes)
         elif softmax and reads_edges and not _has_score_per_feature(each):
             tensors, blocks = _FEW, True
-        attention, overhead = attention | softmax, overhead + _TERM * each.linear_terms
+        attention, terms = attention | softmax, terms + each.linear_terms
     functions += derived * (_LOOPS if attention else _NORMALISATION)
-    overhead += (_BLOCKS if blocks else 0) + _CALL * max(generated - 1, 0)
-    return Work(functions, tensors, derived, overhead, generated, extremes, attention, row_bytes)
+    overhead = (_BLOCKS if blocks else 0) + _CALL * max(generated - 1, 0)
+    return Work(functions, tensors, derived, overhead, generated, extremes, attention, row_bytes,
+                terms=terms)  # fmt: skip
 
 
 def relational_work(computed: Computation, stacks: int) -> Work:
@@ -204,7 +207,7 @@ def _fewest(
     passes, stock = 2 if gradient else 1, work.functions * (1 + _BACKWARD * gradient)
     stock += _EXTREMES * work.extremes * gradient
     functions: float = _CALL - _DECLINED + (_GENERATED + _GRADIENT * gradient) * work.generated
-    functions += work.overhead - stock
+    functions += work.overhead + _TERM * work.terms * passes - stock
     if new:
         functions += _BOUND * passes + _DERIVED * work.derived
         # A GPU reads the edge list of a new graph; a CPU builds it.

@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.scripts.child import FIRST
 from benchmarks.tools import results, timing
 from benchmarks.tools.fresh import small_pages
 
@@ -140,7 +141,7 @@ def in_turns(
         children = {
             name: Child(Path(folder, name), words, script, **VARIANTS[name]) for name in variants
         }
-        limit = 10 * seconds + 120
+        limit = FIRST * seconds + 120
         running = [child for child in children.values() if child.waits(limit)]
         while running:
             running = [child for child in running if child.go() and child.waits(limit)]

@@ -214,7 +214,8 @@ def printed(frame: pd.DataFrame) -> list[str]:
     """Seconds that PyG's benchmarks print; what is slower comes first."""
     frame = frame.assign(gain=frame["stock_s"] / frame["patched_s"]).sort_values("gain")
     return markdown(pd.DataFrame({
-        "model": frame["section"].str.removeprefix("Model: "), "": frame["name"],
+        "script": [Path(script.split()[0]).stem for script in frame["script"]],
+        "case": frame["section"], "": frame["name"],
         "stock, s": frame["stock_s"], "patched, s": frame["patched_s"],
         "ratio": [f"{gain:.2f}x" for gain in frame["gain"]],
     }), right=["ratio"])  # fmt: skip

@@ -134,11 +134,8 @@ def _difference(part: Any) -> tuple[LazyTensor, LazyTensor] | None:
 
 def _check_linear(lazy: LazyTensor, weight: Any, bias: Any) -> None:
     """Decline invalid weights, so that PyG's path raises its own error."""
-    if any(
-        not isinstance(t, Tensor) or isinstance(t, LazyTensor)
-        for t in (weight, bias)
-        if t is not None
-    ):
+    tensors = [weight] if bias is None else [weight, bias]
+    if any(not isinstance(t, Tensor) or isinstance(t, LazyTensor) for t in tensors):
         raise Declined
     shape = plain_shape(lazy)
     if weight.dim() != 2 or len(shape) < 2 or (bias is not None and bias.dim() > 1):
