@@ -151,7 +151,7 @@ def work_of(computed: Iterable[Computation], derived: int = 0) -> Work:
             row_bytes = max(row_bytes, each.linear_bytes)
         elif softmax and reads_edges and not _has_score_per_feature(each):
             tensors, blocks = _FEW, True
-        attention, terms = attention | softmax, terms + each.linear_terms
+        attention, terms = attention | softmax, max(terms, each.linear_terms)
     functions += derived * (_LOOPS if attention else _NORMALISATION)
     overhead = (_BLOCKS if blocks else 0) + _CALL * max(generated - 1, 0)
     return Work(functions, tensors, derived, overhead, generated, extremes, attention, row_bytes,

@@ -154,7 +154,7 @@ class Tracer(TorchFunctionMode):
         network_bytes: bytes of a row of the widest network on edges.
         linear_bytes: the same for linear layers of both ends, which run on the nodes, together,
             and for matrices of relations.
-        linear_terms: number of these layers, beyond one for each of PyG's.
+        linear_terms: number of these layers, beyond one for each of PyG's, so far.
         products: number of products with these.
     """
 

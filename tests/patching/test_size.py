@@ -7,7 +7,9 @@ from unittest.mock import Mock
 import pytest
 import torch
 import torch_geometric.nn as pyg
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint
+from torch_geometric.utils import scatter
 
 import pyg_accel
 from benchmarks.layers.modes import traces
@@ -128,6 +130,34 @@ def test_linear_layers_of_concatenations_count_by_their_parts(monkeypatch):
     work = work_of([of("max", "add(add(v0,u1),e2)", linear_bytes=1500, linear_terms=10)], 2)
     assert 6_400 < fewest_edges("cuda", work, 300, new=True, gradient=True) < 10**6
     assert fewest_edges("cpu", work, 300, new=True, gradient=True) < 1_000
+
+
+class Several(pyg.MessagePassing):
+    """A linear layer of both ends, and three reductions of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = torch.nn.Linear(2 * F, F)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x)
+
+    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+        return self.lin(torch.cat([x_i, x_j], dim=-1))
+
+    def aggregate(self, inputs: Tensor, index: Tensor, dim_size: int) -> Tensor:
+        outs = [scatter(inputs, index, 0, dim_size, reduce=name) for name in ("sum", "max", "mean")]
+        return torch.cat(outs, dim=-1)
+
+
+def test_linear_layers_of_one_message_count_once_in_several_reductions(monkeypatch):
+    works = Mock(side_effect=work_of)
+    monkeypatch.setattr(recording, "work_of", works)
+    layer = Several()
+    with pyg_accel.patched():
+        for _ in range(3):  # the first may import modules
+            layer(torch.randn(20, F), graph())
+    assert work_of(*works.call_args.args).terms == 1
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
