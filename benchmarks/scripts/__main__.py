@@ -8,19 +8,20 @@ its model is also what `optimize()` and, on a GPU, `graphed()` makes of it. A st
 backward pass. The processes begin together, and from their first step on one runs at a time, for a
 few steps: machines that others use are slower for seconds at a time, and then for all of them.
 `step_ms` is the median from one end to the next, over the last two thirds of the steps; `until_ms`
-is the time of the process until they are over. Times are the processor's, on a GPU those of the
-clock, without pauses, and the least of some turns: processes differ. `loss_difference` is the
-largest one of all steps, over the loss: from `stock`, or, if that draws other batches, from
-`sampled`, which has the batches of `pyg_accel` and the layers of PyG.
+is the time of the process until they are over, with the beginning that all share. Times are the
+processor's, on a GPU those of the clock, without pauses, and the least of some turns: processes
+differ. `loss_difference` is the largest one of all steps, over the loss: from `stock`, or, if that
+draws other batches, from `sampled`, which has the batches of `pyg_accel` and the layers of PyG.
 """
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
@@ -29,8 +30,8 @@ import numpy as np
 import torch
 
 from benchmarks.scripts.child import FIRST
-from benchmarks.tools import results, timing
-from benchmarks.tools.fresh import small_pages
+from benchmarks.tools import results
+from benchmarks.tools.fresh import python_path, small_pages
 
 SCRIPTS = (
     "gcn.py", "gat.py", "super_gat.py", "agnn.py", "tagcn.py", "mixhop.py", "linkx.py", "pna.py",
@@ -136,15 +137,16 @@ def in_turns(
     script: Sequence[str], steps: int, seconds: int, variants: Sequence[str], device: str = "cpu"
 ) -> dict[str, dict[str, Any]]:
     """The results of a script with its arguments, by variant, each in a process of its own."""
-    with tempfile.TemporaryDirectory() as folder:
-        words = (str(steps), str(seconds), device)
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         children = {
-            name: Child(Path(folder, name), words, script, **VARIANTS[name]) for name in variants
+            name: Child(Path(folder, name), script, steps, seconds, device, **VARIANTS[name])
+            for name in variants
         }
-        limit = FIRST * seconds + 120
-        running = [child for child in children.values() if child.waits(limit)]
+        for child in children.values():
+            stack.callback(child.end)
+        running = [*children.values()]
         while running:
-            running = [child for child in running if child.go() and child.waits(limit)]
+            running = [child for child in running if child.turn(FIRST * seconds + 120)]
         return {name: child.result() for name, child in children.items()}
 
 
@@ -152,42 +154,50 @@ class Child:
     """A process that runs a script, and waits for its turn after some steps."""
 
     def __init__(
-        self, folder: Path, words: Sequence[str], script: Sequence[str], *, patched: bool,
-        model: str = "", variables: Mapping[str, str] | None = None,
+        self, folder: Path, script: Sequence[str], steps: int, seconds: int, device: str, *,
+        patched: bool, model: str = "", variables: Mapping[str, str] | None = None,
     ) -> None:  # fmt: skip
         folder.mkdir()
-        self.out = folder / "out.json"
+        self.out, self.waits = folder / "out.json", False
         self.turns, theirs = Pipe()
         accelerated = ("-m", "pyg_accel", "run") * patched
         command = [sys.executable, *accelerated, "-m", "benchmarks.scripts.child", str(self.out),
-                   str(theirs.fileno()), *words, model, *script]  # fmt: skip
-        paths = [str(timing.ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-        variables = {"PYTHONPATH": os.pathsep.join(paths), "MPLBACKEND": "Agg",
+                   str(theirs.fileno()), str(steps), str(seconds), device, model,
+                   *script]  # fmt: skip
+        variables = {"PYTHONPATH": python_path(), "MPLBACKEND": "Agg",
                      "PYTHONDONTWRITEBYTECODE": "",  # or each process compiles what it imports
-                     **({"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""} if "cpu" in words
+                     **({"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""} if device == "cpu"
                         else {}), **(variables or {})}  # fmt: skip
         with nullcontext() if patched else small_pages():
             self.process = subprocess.Popen(
                 command, cwd=folder, env=os.environ | variables, stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL, pass_fds=[theirs.fileno()],
+                stderr=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True,
             )  # fmt: skip
         theirs.close()
 
-    def waits(self, limit: int) -> bool:
-        """Return whether it waits for another turn, when its turn is over."""
-        try:
-            if self.turns.poll(limit) and self.turns.recv_bytes() == b"turn":
-                return True
-        except EOFError:
-            pass
-        self.process.kill()  # workers of a loader may not end
-        self.process.wait()
-        return False
+    def turn(self, limit: int) -> bool:
+        """Let it make a turn, at first up to its first step; return whether it waits for another.
 
-    def go(self) -> bool:
-        """Let it make a turn."""
-        self.turns.send_bytes(b"go")
-        return True
+        While it waits its workers are stopped too: they would prepare batches in untimed pauses.
+        """
+        try:
+            if self.waits:
+                os.killpg(self.process.pid, signal.SIGCONT)
+                self.turns.send_bytes(b"go")
+            self.waits = self.turns.poll(limit) and self.turns.recv_bytes() == b"turn"
+        except (EOFError, OSError):  # it was killed, perhaps for want of memory
+            self.waits = False
+        if self.waits:
+            os.killpg(self.process.pid, signal.SIGSTOP)
+        else:
+            self.end()
+        return self.waits
+
+    def end(self) -> None:
+        """End it with its workers, if it runs."""
+        if self.process.returncode is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
 
     def result(self) -> dict[str, Any]:
         """What it has written."""

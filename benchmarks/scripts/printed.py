@@ -16,8 +16,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
-from benchmarks.tools import results, timing
-from benchmarks.tools.fresh import small_pages
+from benchmarks.tools import results
+from benchmarks.tools.fresh import python_path, small_pages
 
 SCRIPTS = (
     "nn/models/test_basic_gnn.py --backward --dynamic", "nn/conv/test_hetero_conv.py --backward",
@@ -54,8 +54,7 @@ def compared(command: Sequence[str], turns: int) -> list[dict[str, object]]:
         for variant, found in least.items():
             run = [sys.executable, *(("-m", "pyg_accel", "run") * (variant == "patched")), *command]
             with small_pages() if variant == "stock" else nullcontext():
-                paths = [str(timing.ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-                environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+                environment = os.environ | {"PYTHONPATH": python_path()}
                 done = subprocess.run(run, env=environment, capture_output=True, text=True,
                                       check=False)  # fmt: skip
             if done.returncode:

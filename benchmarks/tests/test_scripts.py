@@ -1,5 +1,6 @@
 """Programs of others run to the same losses, stock and accelerated."""
 
+import time
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ import torch_geometric.datasets
 from torch_geometric.data import HeteroData
 
 from benchmarks.scripts import data, database, ogb
-from benchmarks.scripts.__main__ import compared, of_steps
+from benchmarks.scripts.__main__ import Child, compared, in_turns, of_steps
 from benchmarks.scripts.printed import printed
 
 SCRIPT = """
@@ -26,6 +27,15 @@ for _ in range(100):
     optimizer.step()
 """
 
+WORKER = """
+import os, time
+if os.fork() == 0:
+    while True:
+        with open("ticks", "a") as file:
+            file.write(".")
+        time.sleep(0.005)
+"""
+
 
 @pytest.mark.full
 def test_a_script_makes_its_steps_with_the_same_losses(tmp_path: Path):
@@ -35,6 +45,34 @@ def test_a_script_makes_its_steps_with_the_same_losses(tmp_path: Path):
     assert (row["steps"], row["error, stock"], row["error, patched"]) == (8, "", "")
     assert 0 <= row["loss_difference, patched"] < 1e-4
     assert row["step_ms, stock"] > 0 and row["until_ms, patched"] > row["step_ms, patched"]
+
+
+@pytest.mark.full
+def test_a_script_that_is_killed_has_no_result_and_others_go_on(tmp_path: Path):
+    script = tmp_path / "script.py"
+    killed = "    if 'pyg_accel' in sys.modules and _ == 3:\n        os.kill(os.getpid(), 9)\n"
+    script.write_text("import os, sys" + SCRIPT + killed)
+    runs = in_turns([str(script)], 8, 30, ["stock", "patched"])
+    assert (len(runs["stock"]["ends"]), runs["stock"]["error"]) == (8, "")
+    assert (runs["patched"]["ends"], runs["patched"]["error"]) == ([], "no result")
+
+
+@pytest.mark.full
+def test_workers_stop_while_their_script_waits_and_end_with_it(tmp_path: Path):
+    script = tmp_path / "script.py"
+    script.write_text(WORKER + SCRIPT)
+    child = Child(tmp_path / "stock", [str(script)], 8, 30, "cpu", patched=False)
+    ticks = tmp_path / "stock/ticks"
+    try:
+        assert child.turn(120)
+        for _ in range(2):
+            time.sleep(0.1)  # signals take effect
+            before = ticks.stat().st_size
+            time.sleep(0.3)
+            assert ticks.stat().st_size == before > 0
+            child.end()
+    finally:
+        child.end()
 
 
 @pytest.mark.full

@@ -17,6 +17,7 @@ from unittest import mock
 
 import psutil
 
+from benchmarks.tools import timing
 from pyg_accel.runtime.large_pages import VARIABLE
 
 P = ParamSpec("P")
@@ -29,6 +30,11 @@ def small_pages() -> Iterator[None]:
     with mock.patch.dict(os.environ):
         os.environ[VARIABLE] = "0"
         yield
+
+
+def python_path() -> str:
+    """The PYTHONPATH of a program that imports this checkout, before what it has now."""
+    return os.pathsep.join([str(timing.ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 def fresh_process() -> ProcessPoolExecutor:
