@@ -14,10 +14,12 @@ from torch import Tensor
 from torch.nn import Module
 
 from pyg_accel.graph.derived import GraphHistory
+from pyg_accel.patching.context import kind_of
 from pyg_accel.record.code import is_library, module_of
 from pyg_accel.record.guard import NotComparable, Reads
 from pyg_accel.record.program import LayerProgram, State
-from pyg_accel.runtime.module_state import PROGRAMS
+from pyg_accel.record.signature import key_of
+from pyg_accel.runtime.module_state import PROGRAMS, modules_in
 from pyg_accel.runtime.report import Row, row_of
 from pyg_accel.runtime.state import running
 
@@ -31,6 +33,7 @@ _OF_CLASS = 64  # programs of a class
 FAILURES = 16  # kinds of calls of a class with failed records
 _WAITS = (2, 64)  # calls until a failed kind is recorded again, and their growth
 _WASTED = 32  # consecutive unused programs of a class
+_OPTIONS = {type, bool, int, float, str, type(None)}
 
 
 class Sizes(NamedTuple):
@@ -112,13 +115,11 @@ class OfClass:
     def refusal(self, kind: Any, *, again: bool = True) -> str:
         """Return why a kind of call is not recorded; empty if it is."""
         reason, left, waits = self.failures.get(kind, ("", 0, 0))
-        if waits and not again:
-            return reason
-        if left:
-            self.failures[kind] = reason, left - 1, waits
-            return reason
-        if waits:
+        if waits and again and not left:
             return ""
+        if waits:
+            self.failures[kind] = reason, left - again, waits
+            return reason
         if len(self.failures) >= FAILURES:
             return self.reason
         wasted = len(self._wasted) >= _WASTED and not any(state.used for state in self._wasted)
@@ -136,7 +137,7 @@ class Programs:
         programs: the latest first.
         overwrites: whether code of the layer may change inputs of its messages in place; True
             until a record of a whole call shows the contrary.
-        looked: version of the class when no program fitted, and none could be recorded.
+        looked: by kind of call, the version of the class in which no program fitted.
         switched: changes of patch() at which the layer was accelerated.
         history: graphs with fewer edges than new ones need.
         drift: largest factor between sizes of a call and of a transformed program; 0 for any.
@@ -146,13 +147,19 @@ class Programs:
     drift = 0
 
     def __init__(self, layer: Module, of_class: OfClass) -> None:
-        self.layer, self.of_class = layer, of_class
-        self.programs: list[LayerProgram] = []
-        self.overwrites, self.looked, self.switched, self.history = True, -1, -1, GraphHistory()
+        self.layer, self.of_class, self.history = layer, of_class, GraphHistory()
+        self.programs, self.looked = list[LayerProgram](), dict[Any, int]()
+        self.overwrites, self.switched = True, -1
 
     def refusal(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """Return why a call is not transformed; empty if it is."""
         return ""
+
+    def kind(self, args: tuple[Any, ...], kwargs: dict[str, Any], now: tuple[Any, ...]) -> Any:
+        """Return a key of calls that probably run the same code, or raise NotComparable."""
+        values = [v for m in modules_in(self.layer) for v in (type(m), *vars(m).copy().values())]
+        options = tuple([v for v in values if type(v) in _OPTIONS])
+        return options, key_of(args, kwargs), kind_of(now)
 
     def transformed(
         self, program: LayerProgram | None, kind: Any, leaves: list[Tensor]
@@ -181,7 +188,6 @@ class Programs:
         """Add a program as the latest."""
         others = [p for p in self.programs if p is not instead and p.state is not program.state]
         self.programs = [program, *others][:_MOST]
-        self.looked = -1
 
 
 class Owned(dict[str, Any]):
@@ -276,17 +282,22 @@ def adopt(
     It was recorded for another layer of the class, or for earlier values of this one.
     """
     if programs is None:
-        of_class = vars(type(layer)).get(PROGRAMS)
-        if type(of_class) is not Owned or name not in of_class:
+        if name not in vars(type(layer)).get(PROGRAMS, ()):
             return False
         programs = programs_of(layer, name)
-    if programs.looked == programs.of_class.version:
+    version, looked = programs.of_class.version, programs.looked
+    try:
+        kind = version and programs.kind(args, kwargs, now)
+    except NotComparable:
+        return False
+    if looked.get(kind, 0) == version:
         return False
     for program in matching(programs, now):
         if program.admit(args, kwargs) is not None:
             programs.insert(program)
             programs.overwrites = program.state.overwrites
             return True
+    programs.looked = {**(looked if len(looked) < FAILURES else {}), kind: version}
     return False
 
 

@@ -26,7 +26,7 @@ from pyg_accel.costs import NEVER, fewest_edges, size_reasons, work_of
 from pyg_accel.formula import Computation, text_of
 from pyg_accel.graph.matrices import is_edge_index
 from pyg_accel.graph.memo import tensors_in
-from pyg_accel.patching.context import context, kind_of, modes
+from pyg_accel.patching.context import context, modes
 from pyg_accel.patching.overrides import is_rendered
 from pyg_accel.patching.programs import Programs, Sizes, is_users, matching, programs_of
 from pyg_accel.patching.reasons import transform_reasons
@@ -34,7 +34,7 @@ from pyg_accel.patching.sampling import in_force
 from pyg_accel.patching.verification import verify
 from pyg_accel.record.guard import NotComparable
 from pyg_accel.record.program import LayerProgram, State, record
-from pyg_accel.record.signature import Signature, key_of
+from pyg_accel.record.signature import Signature
 from pyg_accel.record.sizes import tells_apart
 from pyg_accel.record.split import DERIVED
 from pyg_accel.runtime.cache import saved_tensors_are_hooked
@@ -55,7 +55,6 @@ _ENTRIES = {
     "edge_updater": ("edge_updater", "edge_update"),
 }
 _UNUSED = 4  # programs of a kind of call that changes of the layer made useless
-_OPTIONS = {bool, int, float, str, type(None)}
 _METHODS = {name for names in _ENTRIES.values() for name in names}
 # Two threads whose modes are the first to see an operator can crash torch, which makes its Python
 # object in both and frees one in use (torch::detail::getTorchApiFunction, torch 2.13).
@@ -153,13 +152,10 @@ def recorded(
             stack.callback(_recording.release)
             result = attempt(programs, layer, name, make, args, kwargs, reasons, again=not hooked)
     if isinstance(result, str):
-        programs.looked = programs.of_class.version
         if not whole:
             raise Refused(result)
         return make(layer, *args, **kwargs)
     program = programs.transformed(result.program, result.kind, tensors_in((args, kwargs)))
-    if program is None:
-        programs.looked = programs.of_class.version
     if verifies() and result.formulas and transformed is None:
         verify(stock, layer, args, kwargs, result.out, result.before)
     if program is not None:
@@ -212,7 +208,7 @@ def attempt(
     failed, now, different = programs.of_class.fail, context(), ""
     kind: Any = None
     try:
-        kind = _structure(layer), key_of(args, kwargs), kind_of(now)
+        kind = programs.kind(args, kwargs, now)
         if reason := programs.of_class.refusal(kind, again=again):
             return reason
     except NotComparable as error:
@@ -278,14 +274,6 @@ def _is_plain(graph: torch.fx.Graph) -> bool:
     modules = [getattr(node.target, "__module__", None) or "" for node in graph.nodes]
     stored = any(DERIVED in node.meta for node in graph.nodes)
     return not (stored or any(module.startswith("pyg_accel") for module in modules))
-
-
-def _structure(layer: Module) -> tuple[Any, ...]:
-    """Return a key of layers that probably run the same code."""
-    return tuple([
-        (type(module), *[v for v in [*vars(module).values()] if type(v) in _OPTIONS])
-        for module in modules_in(layer)
-    ])  # fmt: skip
 
 
 def _sizes_of(

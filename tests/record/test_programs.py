@@ -226,3 +226,28 @@ def test_features_of_one_set_of_nodes_given_twice() -> None:
             for call in calls:
                 layer(*call)
     assert not entered
+
+
+class NotesScores(SAGEConv):
+    """Stores scores of its edges in training, as SuperGATConv does."""
+
+    def forward(self, x: Tensor, edge_index: Tensor, *args: Any) -> Tensor:
+        out: Tensor = super().forward(x, edge_index, *args)
+        if self.training and float(out.detach().sum()) < torch.inf:  # not recorded as a whole
+            self.scores = (out[edge_index[0]] * out[edge_index[1]]).sum(-1)
+        return out
+
+
+@pytest.mark.parametrize("grad", [True, False], ids=["gradients", "no gradients"])
+def test_tensors_that_training_replaces_do_not_lead_to_new_records(
+    grad: bool, like_stock: Any
+) -> None:
+    def training(layer: Any) -> Any:
+        return layer.train()(X, EDGES)
+
+    def evaluation(layer: Any) -> Any:
+        with torch.set_grad_enabled(grad):
+            return layer.eval()(X, EDGES)
+
+    ways = like_stock(NotesScores(WIDTH, WIDTH), *(training, evaluation) * 6)
+    assert set(ways[3::2]) == {"p"}
