@@ -10,8 +10,10 @@ few steps: machines that others use are slower for seconds at a time, and then f
 `step_ms` is the median from one end to the next, over the last two thirds of the steps; `until_ms`
 is the time of the process until they are over, with the beginning that all share. Times are the
 processor's, on a GPU those of the clock, without pauses, and the least of some turns: processes
-differ. `loss_difference` is the largest one of all steps, over the loss: from `stock`, or, if that
-draws other batches, from `sampled`, which has the batches of `pyg_accel` and the layers of PyG.
+differ, on a GPU by more than patch() brings. So there `step_ms` is from another process, in which
+every other turn is stock PyG, but with `--models`. `loss_difference` is the largest one of all
+steps, over the loss: from `stock`, or, if that draws other batches, from `sampled`, which has the
+batches of `pyg_accel` and the layers of PyG.
 """
 
 import json
@@ -64,6 +66,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "patched": {"patched": True},
     "optimized": {"patched": True, "model": "optimized"},
     "graphed": {"patched": True, "model": "graphed"},
+    "alternating": {"patched": True, "model": "alternating"},
     "sampled": {"patched": True, "variables": LAYERS_OF_PYG},
 }
 SAME_BATCHES = 1e-5  # difference of the first three losses, beyond which batches were others
@@ -113,6 +116,9 @@ def compared(
     if made and difference(losses["stock"][:3], losses["patched"][:3]) > SAME_BATCHES:
         beside = "sampled"
         losses[beside] = in_turns(command, steps, seconds, [beside], device)[beside]["losses"]
+    if device == "cuda" and len(variants) == 2:
+        both = in_turns(command, 2 * steps, seconds, ["alternating"], device)["alternating"]
+        row |= {f"step_ms, {name}": of_mode(both, name) for name in variants}
     row["losses_beside"] = beside
     for name in variants[1:]:
         row[f"loss_difference, {name}"] = difference(losses[beside], losses[name])
@@ -131,6 +137,13 @@ def of_steps(ends: Sequence[float]) -> tuple[float, float]:
         return np.nan, np.nan
     each = np.diff(ends)
     return 1e3 * float(np.median(each[len(each) // 3 :])), 1e3 * ends[-1]
+
+
+def of_mode(run: Mapping[str, Any], mode: str) -> float:
+    """Median of the steps of an alternating process in a mode, the last two thirds, in ms."""
+    each = np.diff(run["ends"])
+    own = each[np.array(run["modes"][1:]) == mode]
+    return 1e3 * float(np.median(own[len(own) // 3 :])) if len(own) > 2 else np.nan
 
 
 def in_turns(

@@ -6,8 +6,8 @@ It writes OUT, as JSON, when the script ends or has made so many steps, or the s
 since the first one. After a turn it sends ``turn`` to the connection TURNS, a file descriptor, and
 waits for an answer. Under ``python -m pyg_accel run -m benchmarks.scripts.child ...`` the script is
 accelerated, and its model is what `optimize()` or `graphed()` makes of it where MODEL is
-``optimized`` or ``graphed``. Times are those of the processor since the process began, on a GPU
-those of the clock without pauses.
+``optimized`` or ``graphed``; where it is ``alternating``, every other turn is stock PyG. Times are
+those of the processor since the process began, on a GPU those of the clock without pauses.
 """
 
 import json
@@ -18,6 +18,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,8 @@ def main(
 ) -> None:  # fmt: skip
     losses: list[float] = []
     ends: list[float] = []
+    modes: list[str] = []  # of the steps
+    mode, away = "patched" if "pyg_accel" in sys.modules else "stock", ExitStack()
     backward = torch.Tensor.backward
     turns = Connection(int(connection))
     born, began = psutil.Process().create_time(), 0.0
@@ -58,6 +61,7 @@ def main(
             losses.append(self.item())
         backward(self, *args, **kwargs)
         ends.append(clock())
+        modes.append(mode)
         if len(ends) >= int(most):
             raise Enough
         if ends[-1] - began >= TURN:
@@ -66,11 +70,14 @@ def main(
 
     def pause() -> None:
         """Wait for the next turn."""
-        nonlocal born
+        nonlocal born, mode
         left, _ = signal.setitimer(signal.ITIMER_REAL, 0.0)
         begin = time.time()
         turns.send_bytes(b"turn")
         turns.recv_bytes()
+        if model == "alternating":
+            mode = "patched" if mode == "stock" else "stock"
+            away.close() if mode == "patched" else away.enter_context(stock_pyg())
         born += time.time() - begin
         signal.setitimer(signal.ITIMER_REAL, int(seconds) if len(ends) == 1 else left)
 
@@ -85,8 +92,11 @@ def main(
     data.install()
     ogb.install()
     note: Callable[[], str] = str
-    if model:
-        from benchmarks.scripts.models import change  # imports pyg_accel, which stock PyG lacks
+    # What imports pyg_accel, which stock PyG lacks.
+    if model == "alternating":
+        from benchmarks.tools.variants import stock_pyg
+    elif model:
+        from benchmarks.scripts.models import change
 
         note = change(model)
     sys.argv = [script, *arguments]
@@ -105,7 +115,7 @@ def main(
     if device == "cuda":
         peak = torch.cuda.max_memory_allocated() / 2**20
     result = {"losses": losses, "ends": ends, "error": error, "peak_mib": peak, "note": note(),
-              "parts": data.parts}  # fmt: skip
+              "parts": data.parts, "modes": modes}  # fmt: skip
     Path(out).write_text(json.dumps(result))
     turns.send_bytes(b"end")
 
