@@ -105,6 +105,7 @@ class Work(NamedTuple):
         row_bytes: bytes of a row of the widest network on edges.
         stacks: number of graphs into which the relations are stacked.
         terms: number of linear layers on the nodes, beyond one for each of PyG's.
+        networks: number of reductions of networks in blocks, which run for each of them.
     """
 
     functions: float = 3
@@ -117,6 +118,7 @@ class Work(NamedTuple):
     row_bytes: int = 0
     stacks: int = 0
     terms: int = 0
+    networks: int = 0
 
 
 def work_of(computed: Iterable[Computation], derived: int = 0) -> Work:
@@ -127,7 +129,7 @@ def work_of(computed: Iterable[Computation], derived: int = 0) -> Work:
         derived: functions of the graph that are run once a graph.
     """
     functions, tensors, blocks, attention = 0.0, 1.0, False, False
-    generated = extremes = row_bytes = terms = 0
+    generated = extremes = row_bytes = terms = networks = 0
     counted: set[Any] = set()  # PyG computes common parts of formulas once
     for each in computed:
         count, softmax = sum(_REDUCES.get(name, 4) for name in each.reduces), each.score is not None
@@ -142,7 +144,7 @@ def work_of(computed: Iterable[Computation], derived: int = 0) -> Work:
         alone = isinstance(each.formula, Operand) and not (softmax or each.columns)
         written = not alone and (plain or not reads_edges)  # else messages are features of edges
         tensors = max(tensors, 1.0 + written + softmax)
-        blocks |= each.in_blocks
+        networks += each.in_blocks
         if each.operator == OUTER:
             tensors = _MATRIX
         elif (each.operator == NETWORK and not each.in_blocks) or each.linear_bytes:
@@ -153,9 +155,9 @@ def work_of(computed: Iterable[Computation], derived: int = 0) -> Work:
             tensors, blocks = _FEW, True
         attention, terms = attention | softmax, max(terms, each.linear_terms)
     functions += derived * (_LOOPS if attention else _NORMALISATION)
-    overhead = (_BLOCKS if blocks else 0) + _CALL * max(generated - 1, 0)
+    overhead = (_BLOCKS if blocks or networks else 0) + _CALL * max(generated - 1, 0)
     return Work(functions, tensors, derived, overhead, generated, extremes, attention, row_bytes,
-                terms=terms)  # fmt: skip
+                terms=terms, networks=networks)  # fmt: skip
 
 
 def relational_work(computed: Computation, stacks: int) -> Work:
@@ -217,7 +219,8 @@ def _fewest(
     saved -= costs.edge_ns * (1 + _STACK_EDGE * bool(work.stacks)) if builds else 0.0
     if functions <= 0:
         return 0 if saved > 0 or not builds else NEVER
-    saved *= passes * (_COMPILED if compiled else 1.0)
+    # Each of several networks in blocks runs once more for its gradient, PyG's runs once in all.
+    saved *= passes * (_COMPILED if compiled else ahead or not gradient or work.networks < 2)
     if ahead:  # of the device: savings there count if it takes longer than the host
         functions, saved = functions + stock + _LAYER, saved * _MESSAGES
     return ceil(1e3 * costs.launch_us * functions / saved) if saved > 0 else NEVER

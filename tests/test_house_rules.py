@@ -26,7 +26,7 @@ NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tok
 # Lines of code, as `code_lines` counts them: ceilings, to be lowered with every change that needs
 # fewer. One that needs more has to let something else go: no commit may raise them. The room that
 # stands in for pyg-lib is counted apart.
-MOST_CODE_LINES = 35955
+MOST_CODE_LINES = 35954
 MOST_PYG_LIB_LINES = 2452
 
 # Imports run from later floors to earlier ones. Rooms of one floor may not import each other.

@@ -11,9 +11,9 @@ few steps: machines that others use are slower for seconds at a time, and then f
 is the time of the process until they are over, with the beginning that all share. Times are the
 processor's, on a GPU those of the clock, without pauses, and the least of some turns: processes
 differ, on a GPU by more than patch() brings. So there `step_ms` is from another process, in which
-every other turn is stock PyG, but with `--models`. `loss_difference` is the largest one of all
-steps, over the loss: from `stock`, or, if that draws other batches, from `sampled`, which has the
-batches of `pyg_accel` and the layers of PyG.
+stock PyG and patch() make some steps in turns, but with `--models`. `loss_difference` is the
+largest one of all steps, over the loss: from `stock`, or, if that draws other batches, from
+`sampled`, which has the batches of `pyg_accel` and the layers of PyG.
 """
 
 import json
@@ -140,10 +140,9 @@ def of_steps(ends: Sequence[float]) -> tuple[float, float]:
 
 
 def of_mode(run: Mapping[str, Any], mode: str) -> float:
-    """Median of the steps of an alternating process in a mode, the last two thirds, in ms."""
-    each = np.diff(run["ends"])
-    own = each[np.array(run["modes"][1:]) == mode]
-    return 1e3 * float(np.median(own[len(own) // 3 :])) if len(own) > 2 else np.nan
+    """Median of the steps of an alternating process in a mode, in milliseconds."""
+    own = np.diff(run["ends"])[np.array(run["modes"][1:]) == mode]
+    return 1e3 * float(np.median(own)) if len(own) else np.nan
 
 
 def in_turns(

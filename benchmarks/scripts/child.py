@@ -6,8 +6,9 @@ It writes OUT, as JSON, when the script ends or has made so many steps, or the s
 since the first one. After a turn it sends ``turn`` to the connection TURNS, a file descriptor, and
 waits for an answer. Under ``python -m pyg_accel run -m benchmarks.scripts.child ...`` the script is
 accelerated, and its model is what `optimize()` or `graphed()` makes of it where MODEL is
-``optimized`` or ``graphed``; where it is ``alternating``, every other turn is stock PyG. Times are
-those of the processor since the process began, on a GPU those of the clock without pauses.
+``optimized`` or ``graphed``. Where it is ``alternating``, blocks of steps are stock PyG's and
+accelerated in turns, and the script is run again until it has made its steps. Times are those of
+the processor since the process began, on a GPU those of the clock without pauses.
 """
 
 import json
@@ -30,6 +31,7 @@ import torch
 from benchmarks.scripts import data, ogb
 
 TURN = 0.05  # seconds
+BLOCK, WARM_UP = 6, 30  # alternating steps; a block is as long as epochs of 1, 2, 3 or 6 batches
 FIRST = 10  # times the seconds until the end of the first step: kernels are compiled
 
 
@@ -43,8 +45,8 @@ def main(
 ) -> None:  # fmt: skip
     losses: list[float] = []
     ends: list[float] = []
-    modes: list[str] = []  # of the steps
-    mode, away = "patched" if "pyg_accel" in sys.modules else "stock", ExitStack()
+    modes: list[str] = []  # of alternating steps, empty for the first of a block
+    away = ExitStack()
     backward = torch.Tensor.backward
     turns = Connection(int(connection))
     born, began = psutil.Process().create_time(), 0.0
@@ -61,23 +63,28 @@ def main(
             losses.append(self.item())
         backward(self, *args, **kwargs)
         ends.append(clock())
-        modes.append(mode)
+        if model == "alternating":
+            alternate()
         if len(ends) >= int(most):
             raise Enough
         if ends[-1] - began >= TURN:
             pause()
             began = clock()
 
+    def alternate() -> None:
+        """Note the mode of a step, and begin another block after the last of one."""
+        block, step = divmod(len(ends) - 1 - WARM_UP, BLOCK)
+        modes.append("" if block < 0 or step == 0 else ("patched", "stock")[block % 2])
+        if step == BLOCK - 1 and block >= -1:
+            away.enter_context(stock_pyg()) if block % 2 == 0 else away.close()
+
     def pause() -> None:
         """Wait for the next turn."""
-        nonlocal born, mode
+        nonlocal born
         left, _ = signal.setitimer(signal.ITIMER_REAL, 0.0)
         begin = time.time()
         turns.send_bytes(b"turn")
         turns.recv_bytes()
-        if model == "alternating":
-            mode = "patched" if mode == "stock" else "stock"
-            away.close() if mode == "patched" else away.enter_context(stock_pyg())
         born += time.time() - begin
         signal.setitimer(signal.ITIMER_REAL, int(seconds) if len(ends) == 1 else left)
 
@@ -105,6 +112,8 @@ def main(
     signal.setitimer(signal.ITIMER_REAL, FIRST * int(seconds))
     try:
         runpy.run_path(script, run_name="__main__")
+        while model == "alternating" and ends:
+            runpy.run_path(script, run_name="__main__")
     except Enough:
         pass
     except BaseException as raised:  # whatever the script raises is its result

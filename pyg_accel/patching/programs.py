@@ -157,9 +157,9 @@ class Programs:
 
     def kind(self, args: tuple[Any, ...], kwargs: dict[str, Any], now: tuple[Any, ...]) -> Any:
         """Return a key of calls that probably run the same code, or raise NotComparable."""
+        arguments = key_of(args, kwargs)
         values = [v for m in modules_in(self.layer) for v in (type(m), *vars(m).copy().values())]
-        options = tuple([v for v in values if type(v) in _OPTIONS])
-        return options, key_of(args, kwargs), kind_of(now)
+        return tuple([v for v in values if type(v) in _OPTIONS]), arguments, kind_of(now)
 
     def transformed(
         self, program: LayerProgram | None, kind: Any, leaves: list[Tensor]
@@ -290,9 +290,7 @@ def adopt(
         kind = version and programs.kind(args, kwargs, now)
     except NotComparable:
         return False
-    if looked.get(kind, 0) == version:
-        return False
-    for program in matching(programs, now):
+    for program in matching(programs, now) if looked.get(kind, 0) != version else ():
         if program.admit(args, kwargs) is not None:
             programs.insert(program)
             programs.overwrites = program.state.overwrites

@@ -14,7 +14,7 @@ from torch_geometric.utils import scatter
 import pyg_accel
 from benchmarks.layers.modes import traces
 from pyg_accel.costs import NEVER, SHIPPED, Costs, Work, costs, fewest_edges, work_of
-from pyg_accel.formula import Computation, parse
+from pyg_accel.formula import NETWORK, Computation, parse
 from pyg_accel.graph import derived
 from pyg_accel.graph.memo import _Remembered
 from pyg_accel.patching import recording
@@ -148,6 +148,18 @@ class Several(pyg.MessagePassing):
     def aggregate(self, inputs: Tensor, index: Tensor, dim_size: int) -> Tensor:
         outs = [scatter(inputs, index, 0, dim_size, reduce=name) for name in ("sum", "max", "mean")]
         return torch.cat(outs, dim=-1)
+
+
+def test_a_gradient_of_several_networks_in_blocks_stays_with_pyg_on_a_cpu():
+    network = {"operator": NETWORK, "in_blocks": True}
+    one, other = (Computation(reduces=(name,), **network) for name in ("max", "sum"))
+
+    def fewest(*computed: Computation, device: str = "cpu", gradient: bool = True) -> int:
+        return fewest_edges(device, work_of(computed), 256, new=False, gradient=gradient)
+
+    assert fewest(one, other) == NEVER
+    assert fewest(one) < 20_000 and fewest(one, other, gradient=False) < 20_000
+    assert fewest(one, other, device="cuda") < NEVER  # there they run in blocks for want of memory
 
 
 def test_linear_layers_of_one_message_count_once_in_several_reductions(monkeypatch):
