@@ -229,6 +229,7 @@ MADE: dict[str, Make] = {
                                      "second_step_s"),
     "epochs/relations_cuda": pivot(["graph", "layer", "relations"], "backend", "step_ms"),
     "epochs/meshes_cpu": columns("model", "meshes", "stock_ms", "patched_ms", "ratio"),
+    "epochs/meshes_cuda": columns("model", "meshes", "stock_ms", "patched_ms", "ratio"),
     "epochs/applications": applications,
     "epochs/applications_cuda": applications,
     "epochs/rewrite_epochs": rewritten,
