@@ -9,7 +9,7 @@ from torch import Tensor, fx
 
 from pyg_accel.record.code import is_package_file
 
-__all__ = ["SIZES", "Dim", "Unexpected", "expect"]
+__all__ = ["SIZES", "Dim", "Unexpected", "expect", "is_size"]
 
 _MOST = 2**62  # larger than any size
 
@@ -122,3 +122,8 @@ def expect(value: Any, recorded: Any) -> None:
 # Functions of sizes in a recording.
 SIZES = (operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod, operator.eq,
          operator.ne, operator.lt, operator.le, operator.gt, operator.ge, expect)  # fmt: skip
+
+
+def is_size(node: fx.Node) -> bool:
+    """Return whether a node of a recording is a size, or computed from sizes."""
+    return node.target in SIZES or (node.op == "call_method" and node.target == "size")

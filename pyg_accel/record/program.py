@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from pyg_accel.graph.derived import find, keep
-from pyg_accel.record.dims import SIZES, Dim
+from pyg_accel.record.dims import Dim, is_size
 from pyg_accel.record.guard import Guard, NotComparable, Reading
 from pyg_accel.record.metadata import WRITES
 from pyg_accel.record.normalisation import on_nodes
@@ -180,15 +180,11 @@ def _without_sizes(graph: torch.fx.Graph) -> list[torch.fx.Node]:
     sizes: set[torch.fx.Node] = set()
     for node in reversed(graph.nodes):
         serves = node.op.startswith("call") and node.users and sizes.issuperset(node.users)
-        if serves or _is_size(node):
+        if serves or is_size(node):
             sizes.add(node)
         else:
             nodes.append(node)
     return nodes[::-1]
-
-
-def _is_size(node: torch.fx.Node) -> bool:
-    return node.target in SIZES or (node.op == "call_method" and node.target == "size")
 
 
 def _same(value: Any, other: Any) -> bool:

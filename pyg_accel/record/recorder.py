@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_map_only
 from pyg_accel.formula import Operand
 from pyg_accel.graph.memo import tensors_in
 from pyg_accel.record.calls import Calls
-from pyg_accel.record.dims import Dim
+from pyg_accel.record.dims import Dim, is_size
 from pyg_accel.record.edge_tensors import EdgeTensor, changed_in_place, name_of
 from pyg_accel.record.guard import NotComparable, Reading
 from pyg_accel.record.metadata import EFFECT, FACTS, WRITES, TensorFacts
@@ -326,9 +326,9 @@ class Recorder(TorchFunctionMode):
         return node
 
     def is_new(self, tensor: Tensor, functions: Collection[str]) -> bool:
-        """Return whether one of these functions has made a tensor, and none has used it since."""
+        """Return whether one of these functions has made a tensor, and only its sizes were read."""
         _, node = self._values.get(id(tensor), (None, None))
-        made_by = None if node is None or node.users else node.target
+        made_by = None if node is None or not all(map(is_size, node.users)) else node.target
         return callable(made_by) and name_of(made_by) in functions
 
     def _constant(self, value: Any) -> fx.Node:

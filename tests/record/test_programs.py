@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.utils.checkpoint import checkpoint
-from torch_geometric.nn import SAGEConv
+from torch_geometric.nn import PointTransformerConv, SAGEConv
 
 import pyg_accel
 from benchmarks.layers.modes import traces
@@ -251,3 +251,13 @@ def test_tensors_that_training_replaces_do_not_lead_to_new_records(
 
     ways = like_stock(NotesScores(WIDTH, WIDTH), *(training, evaluation) * 6)
     assert set(ways[3::2]) == {"p"}
+
+
+def test_a_softmax_of_wide_networks_is_recorded_for_all_sizes(like_stock: Any) -> None:
+    def step(nodes: int) -> Step:
+        x, pos = features(nodes, WIDTH), features(nodes, 3, seed=1)
+        return call(x, pos, graph(4 * nodes, nodes))
+
+    # The first call of a process may import what a record must not.
+    ways = like_stock(PointTransformerConv(WIDTH, 64), *map(step, (10, 10, 20, 30, 40)))
+    assert ways[-2:] == "pp"
