@@ -105,7 +105,7 @@ class Work(NamedTuple):
         row_bytes: bytes of a row of the widest network on edges.
         stacks: number of graphs into which the relations are stacked.
         terms: number of linear layers on the nodes, beyond one for each of PyG's.
-        networks: number of reductions of networks in blocks, which run for each of them.
+        networks: number of computations with a network in blocks, which runs for each of them.
     """
 
     functions: float = 3

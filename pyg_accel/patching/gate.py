@@ -91,7 +91,7 @@ def by_program(
         return NOTHING  # Dynamo would compile this code, and sizes are tensors in a trace
     now: tuple[Any, ...] | None = None
     leaves: tuple[Tensor, ...] | None
-    adopted = False
+    adopted = stale = False
     if (hooked := saved_tensors_hooks(False) is not None) and name == "call":
         return NOTHING  # a checkpoint expects that a repeated call does the same
     transformed = running.transformed
@@ -133,16 +133,14 @@ def by_program(
                     running.stock = outside
                     (sizes.row_few if few else sizes.row_new).add(perf_counter() - start)
             now = now or context()
-            if (
-                program.context == now
-                and guard.apart(map(id, leaves))
-                and unchanged(guard.compared)
-            ):
-                if state.new_graphs is (state.unseen <= UNSEEN):
-                    program = cached.again(program, leaves)
-                break
+            if program.context == now and guard.apart(map(id, leaves)):
+                if unchanged(guard.compared):
+                    if state.new_graphs is (state.unseen <= UNSEEN):
+                        program = cached.again(program, leaves)
+                    break
+                stale = True
         else:
-            if adopted or not programs.adopt(cached, layer, name, args, kwargs, now or context()):
+            if adopted or not programs.adopt(cached, layer, name, args, kwargs, now, stale):
                 return NOTHING
             adopted = True
             continue

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from pyg_accel.graph.derived import GraphHistory
-from pyg_accel.patching.context import kind_of
+from pyg_accel.patching.context import context, kind_of
 from pyg_accel.record.code import is_library, module_of
 from pyg_accel.record.guard import NotComparable, Reads
 from pyg_accel.record.program import LayerProgram, State
@@ -33,7 +33,7 @@ _OF_CLASS = 64  # programs of a class
 FAILURES = 16  # kinds of calls of a class with failed records
 _WAITS = (2, 64)  # calls until a failed kind is recorded again, and their growth
 _WASTED = 32  # consecutive unused programs of a class
-_OPTIONS = {type, bool, int, float, str, type(None)}
+_OPTIONS = {bool, int, float, str, type(None)}
 
 
 class Sizes(NamedTuple):
@@ -137,7 +137,8 @@ class Programs:
         programs: the latest first.
         overwrites: whether code of the layer may change inputs of its messages in place; True
             until a record of a whole call shows the contrary.
-        looked: by kind of call, the version of the class in which no program fitted.
+        looked: version of the class in which no program fitted; of calls for which a program is
+            stale, by kind.
         switched: changes of patch() at which the layer was accelerated.
         history: graphs with fewer edges than new ones need.
         drift: largest factor between sizes of a call and of a transformed program; 0 for any.
@@ -159,7 +160,8 @@ class Programs:
         """Return a key of calls that probably run the same code, or raise NotComparable."""
         arguments = key_of(args, kwargs)
         values = [v for m in modules_in(self.layer) for v in (type(m), *vars(m).copy().values())]
-        return tuple([v for v in values if type(v) in _OPTIONS]), arguments, kind_of(now)
+        options = tuple([v for v in values if type(v) in _OPTIONS or isinstance(v, type)])
+        return options, arguments, kind_of(now)
 
     def transformed(
         self, program: LayerProgram | None, kind: Any, leaves: list[Tensor]
@@ -187,6 +189,7 @@ class Programs:
     def insert(self, program: LayerProgram, instead: LayerProgram | None = None) -> None:
         """Add a program as the latest."""
         others = [p for p in self.programs if p is not instead and p.state is not program.state]
+        self.looked = {} if len(others) == len(self.programs) else self.looked  # one may be dropped
         self.programs = [program, *others][:_MOST]
 
 
@@ -275,23 +278,24 @@ def adopt(
     name: Any,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    now: tuple[Any, ...],
+    now: tuple[Any, ...] | None,
+    stale: bool,
 ) -> bool:
     """Add a program from the class to a layer, if one fits a call; return whether it did.
 
-    It was recorded for another layer of the class, or for earlier values of this one.
+    It was recorded for another layer of the class, or for earlier values of this one: ``stale`` if
+    a program of the layer would fit but for what its code reads.
     """
     if programs is None:
         if name not in vars(type(layer)).get(PROGRAMS, ()):
             return False
         programs = programs_of(layer, name)
     version, looked = programs.of_class.version, programs.looked
-    try:
-        kind = version and programs.kind(args, kwargs, now)
-    except NotComparable:
+    kind = programs.kind(args, kwargs, now) if now and stale else None
+    if looked.get(kind) == version:
         return False
-    for program in matching(programs, now) if looked.get(kind, 0) != version else ():
-        if program.admit(args, kwargs) is not None:
+    for program in matching(programs, now or context()):
+        if (leaves := program.admit(args, kwargs)) and program.guard.apart(map(id, leaves)):
             programs.insert(program)
             programs.overwrites = program.state.overwrites
             return True
