@@ -204,10 +204,11 @@ class Guard:
     def take(self, walk: Walk) -> None:
         """Compare with another walk of the layer from now on, and read its tensors."""
         self._walk, values = walk, vars(self.values)
-        self.compared = _entries_of(walk), self.shared.compared
-        self.apart = frozenset(map(id, (*walk.tensors, *self.shared.walk.tensors))).isdisjoint
         for name, place in self._places.items():
             values[name] = walk.tensors[place]
+        self.apart = frozenset(map(id, (*walk.tensors, *self.shared.walk.tensors))).isdisjoint
+        # Last, or another thread would run the program with the values of before.
+        self.compared = _entries_of(walk), self.shared.compared
 
     def holds(self) -> bool:
         """Return whether all final values are unchanged."""
