@@ -132,6 +132,18 @@ def test_linear_layers_of_concatenations_count_by_their_parts(monkeypatch):
     assert fewest_edges("cpu", work, 300, new=True, gradient=True) < 1_000
 
 
+def test_a_gradient_of_several_networks_in_blocks_stays_with_pyg_on_a_cpu():
+    network = {"operator": NETWORK, "in_blocks": True}
+    one, other = (Computation(reduces=(name,), **network) for name in ("max", "sum"))
+
+    def fewest(*computed: Computation, device: str = "cpu", gradient: bool = True) -> int:
+        return fewest_edges(device, work_of(computed), 256, new=False, gradient=gradient)
+
+    assert fewest(one, other) == NEVER
+    assert fewest(one) < 20_000 and fewest(one, other, gradient=False) < 20_000
+    assert fewest(one, other, device="cuda") < NEVER  # there they run in blocks for want of memory
+
+
 class Several(pyg.MessagePassing):
     """A linear layer of both ends, and three reductions of it."""
 
@@ -148,18 +160,6 @@ class Several(pyg.MessagePassing):
     def aggregate(self, inputs: Tensor, index: Tensor, dim_size: int) -> Tensor:
         outs = [scatter(inputs, index, 0, dim_size, reduce=name) for name in ("sum", "max", "mean")]
         return torch.cat(outs, dim=-1)
-
-
-def test_a_gradient_of_several_networks_in_blocks_stays_with_pyg_on_a_cpu():
-    network = {"operator": NETWORK, "in_blocks": True}
-    one, other = (Computation(reduces=(name,), **network) for name in ("max", "sum"))
-
-    def fewest(*computed: Computation, device: str = "cpu", gradient: bool = True) -> int:
-        return fewest_edges(device, work_of(computed), 256, new=False, gradient=gradient)
-
-    assert fewest(one, other) == NEVER
-    assert fewest(one) < 20_000 and fewest(one, other, gradient=False) < 20_000
-    assert fewest(one, other, device="cuda") < NEVER  # there they run in blocks for want of memory
 
 
 def test_linear_layers_of_one_message_count_once_in_several_reductions(monkeypatch):
